@@ -384,7 +384,7 @@ class Daemon:
             yield
             return
         from agent.uplink.client import Uplink
-        from agent.uplink.spool import Spool
+        from agent.uplink.disk_queue import Spool
 
         file = Path(self._config.agent.state_dir) / "spool.db"
         spool = Spool(file, max_bytes=section.spool_max_mib << 20, boot_id=self._boot_id)

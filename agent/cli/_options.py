@@ -1,11 +1,12 @@
 """Options, progress bars and lines that several commands share."""
 
-from collections.abc import Iterable
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-from google.protobuf.message import Message
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -22,9 +23,12 @@ SourcesOption = Annotated[Path | None, typer.Option(help="An agent's configurati
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object for programs.")]
 
 
-def progress_bar(*columns: ProgressColumn, shown: bool = True) -> Progress:
-    """Make a progress bar on standard error, for people only."""
-    return Progress(
+@contextlib.contextmanager
+def progress_bar(
+    what: str, total: float | None, *columns: ProgressColumn, shown: bool = True
+) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on standard error, for people only. Yields what updates it, as `Progress.update` does."""
+    with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         *columns,
@@ -32,22 +36,14 @@ def progress_bar(*columns: ProgressColumn, shown: bool = True) -> Progress:
         console=errors,
         transient=True,
         disable=not shown or not errors.is_terminal,
-    )
+    ) as bar:
+        yield functools.partial(bar.update, bar.add_task(what, total=total))
 
 
-def print_warning(text: str) -> None:
-    """Print a warning in one line."""
-    errors.print(Text("warning: ", style="yellow").append(text, style="none"), soft_wrap=True)
-
-
-def print_error(text: str) -> None:
-    """Print an error in one line."""
-    errors.print(Text("error: ", style="bold red").append(text, style="none"), soft_wrap=True)
-
-
-def fields_of(message: Message, *names: str) -> dict[str, object]:
-    """Return fields of a message that have the same names in JSON."""
-    return {name: getattr(message, name) for name in names}
+def print_problem(kind: Literal["warning", "error"], text: str) -> None:
+    """Print a warning or an error in one line."""
+    style = "yellow" if kind == "warning" else "bold red"
+    errors.print(Text(f"{kind}: ", style=style).append(text, style="none"), soft_wrap=True)
 
 
 def sources_json(sources: Iterable[SourceView]) -> list[dict[str, str]]:

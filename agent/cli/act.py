@@ -15,7 +15,7 @@ from agent.act.limits import is_uuid
 from agent.act.records import AMOUNTS, Answer, Apply, Ask, Undo
 from agent.api.client import DEFAULT_CONFIG, find_config
 from agent.cli._options import JsonOption
-from agent.display.render import Column, cell, print_table
+from agent.display.render import cell, columns, print_table
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
@@ -39,7 +39,7 @@ def run(config: Annotated[Path, typer.Option("--config", "-c", help="The agent's
     """
     settings = agent_config.load(config)
     log.configure(settings.agent.log_level)
-    from agent.act import server  # noqa: PLC0415 - a wrong configuration is told before anything heavy is loaded
+    from agent.act import server  # noqa: PLC0415 - a wrong configuration is reported before anything heavy is loaded
 
     server.run(settings)
 
@@ -54,15 +54,14 @@ def list_(socket: SocketOption = None, config: ConfigOption = None, *, json: Jso
     if not answer.in_force:
         console.print("nothing is limited")
         return
-    texts = ("ACTION", "VM", "WHY")
-    columns = [Column(t, text=t in texts) for t in ("NO", "ACTION", "VM", "AMOUNT", "ENDS IN", "UID", "WHY")]
+    titles = ("NO", "ACTION", "VM", "AMOUNT", "ENDS IN", "UID", "WHY")
     rows = []
     for one in answer.in_force:
         record = one.record
         amount = f"{record.amount:g} {AMOUNTS[record.action]}"
         cells = (record.number, record.action, record.vm, amount, f"{one.left_s:.0f} s", record.uid, record.why)
         rows.append([cell(str(text)) for text in cells])
-    print_table(columns, rows)
+    print_table(columns(dict.fromkeys(titles, 0), ("ACTION", "VM", "WHY")), rows)
     for one in answer.in_force:
         if one.trouble:
             _say(f"action {one.record.number} cannot be undone yet: {one.trouble}")
@@ -145,14 +144,12 @@ def status(socket: SocketOption = None, config: ConfigOption = None, *, json: Js
 def _undo(number: str | None, vm: str | None) -> Undo:
     if (number is None) == (vm is None):
         raise InputError("give either NUMBER (or `all`) or --vm VM")
-    if vm is not None:
-        if not vm:
-            raise InputError("--vm must be a VM's UUID or name (value '')")
-        return Undo(vm=vm)
-    if number == "all":
-        return Undo()
-    if number is None or not (number.isascii() and number.isdigit() and 0 < int(number) < 2**63):
-        raise InputError(f"NUMBER must be an action's number, or all (value {str(number)[:40]!r})")
+    if vm == "":
+        raise InputError("--vm must be a VM's UUID or name (value '')")
+    if number is None or number == "all":
+        return Undo(vm=vm or "")
+    if not (number.isascii() and number.isdigit() and 0 < int(number) < 2**63):
+        raise InputError(f"NUMBER must be an action's number, or all (value {number[:40]!r})")
     return Undo(int(number))
 
 
@@ -160,7 +157,7 @@ def _undone(asked: Undo, socket: Path | None, config: Path | None) -> Answer:
     try:
         return ask(_find(socket, config), asked)
     except UnavailableError:
-        # Without the service its folder shows that nothing is in force, unless we cannot read which folder that is.
+        # Without the service its folder shows that no action applies, unless we cannot read which folder that is.
         known, file = find_config(config)
         is_sure = file is not None or not DEFAULT_CONFIG.exists()
         if asked.vm and socket is None and is_sure and is_empty(Path(known.act.state_dir)):

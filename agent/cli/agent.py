@@ -17,7 +17,7 @@ def run(config: Annotated[Path, typer.Option("--config", "-c", help="The agent's
     """Run the agent in the foreground until SIGTERM or Ctrl-C; this is what the systemd unit starts."""
     settings = agent_config.load(config)
     log.configure(settings.agent.log_level)
-    from agent import daemon  # noqa: PLC0415 - a wrong configuration is told before anything heavy is loaded
+    from agent import daemon  # noqa: PLC0415 - a wrong configuration is reported before anything heavy is loaded
 
     daemon.run(settings)
 

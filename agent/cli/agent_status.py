@@ -5,13 +5,10 @@ from pathlib import Path
 from rich.text import Text
 
 from agent.api.client import connect, find_socket
-from agent.cli._options import fields_of
 from agent.display import render
-from agent.display.render import UNKNOWN, Column, cell
+from agent.display.render import UNKNOWN, cell, fields_of
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
-
-_BAD = frozenset({"unavailable", "failed", "stuck"})
 
 
 def show(socket: Path | None, config: Path | None, *, json: bool) -> None:
@@ -75,17 +72,16 @@ def _size(answer: host_pb2.HostStatus) -> str:
 
 
 def _sources(answer: host_pb2.HostStatus) -> None:
-    columns = [Column("SOURCE", text=True), Column("STATE", text=True)]
-    columns += [Column(title) for title in ("AGE", "TOOK", "SAMPLES", "FAILURES")]
+    titles = ("SOURCE", "STATE", "AGE", "TOOK", "SAMPLES", "FAILURES")
     rows = []
     for source in answer.sources:
         times = [render.age(source.age_ns), render.age(source.duration_ns)] if source.samples else [UNKNOWN] * 2
-        state = cell(source.state, "bold red" if source.state in _BAD else "")
+        state = cell(source.state, "bold red" if source.state in render.BROKEN else "")
         counts = (f"{source.samples:,}", f"{source.failures:,}")
         rows.append([cell(source.name), state, *map(cell, (*times, *counts))])
-    render.print_table(columns, rows)
+    render.print_table(render.columns(dict.fromkeys(titles, 0), ("SOURCE", "STATE")), rows)
     for source in answer.sources:
-        if source.state in _BAD and source.detail:
+        if source.state in render.BROKEN and source.detail:
             console.print(Text(f"{source.name}: {source.detail}", "dim"), soft_wrap=True)
 
 

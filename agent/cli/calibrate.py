@@ -1,28 +1,24 @@
 """`whitepanda calibrate`: a campaign on a test host, whose RUNS file `whitepanda degradation fit` learns from."""
 
 import asyncio
-import signal
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
 from agent.api.client import find_config
 from agent.calibrate.campaign import Campaign, RunResult
 from agent.calibrate.plan import Plan, load
 from agent.calibrate.preflight import file_problem
 from agent.calibrate.runs import RunsFile
-from agent.cli._options import JsonOption, SourcesOption, print_error, print_left, progress_bar, sources_json
-from agent.recording.record import beside_agent
+from agent.cli._options import JsonOption, SourcesOption, print_left, print_problem, progress_bar, sources_json
+from agent.recording.record import T, beside_agent, until_signal
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 
 _INTERRUPTED = 130
-_T = TypeVar("_T")
 
 
 def calibrate(
@@ -59,10 +55,22 @@ def calibrate(
         file = RunsFile(runs, replace=force)
     except OSError as error:
         raise UnavailableError(f"{runs}: cannot write: {error.strerror}") from error
-    with _Watch(what, file) as watch:
-        campaign = Campaign(what, settings, beside_others=beside_others, on_progress=watch.progress)
+    results: list[RunResult] = []
+
+    def take(result: RunResult) -> None:
+        file.add(result.rows)
+        results.append(result)
+        _print_run(result, f"{len(results)}/{what.runs}")
+
+    with progress_bar("starting", what.seconds) as bar:
+        campaign = Campaign(
+            what,
+            settings,
+            beside_others=beside_others,
+            on_progress=lambda text, seconds: bar(description=text, completed=seconds),
+        )
         try:
-            _until_signal(campaign.run(watch.take))
+            _until_signal(campaign.run(take))
             file.close()
         except OSError as error:
             raise UnavailableError(f"{runs}: cannot write: {error.strerror}{_left(file)}") from error
@@ -74,55 +82,24 @@ def calibrate(
         except BaseException:
             _left(file)
             raise
-    _show(file, watch, campaign, left, as_json=json)
+    _show(file, results, campaign, left, as_json=json)
 
 
-@dataclass(slots=True)
-class _Watch:
-    """Takes the finished runs, and shows the progress."""
-
-    plan: Plan
-    file: RunsFile
-    results: list[RunResult] = field(default_factory=list)
-    _bar: Progress = field(default_factory=progress_bar)
-
-    def __enter__(self) -> Self:
-        self._bar.add_task("starting", total=self.plan.seconds)
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def progress(self, what: str, seconds: float) -> None:
-        self._bar.update(self._bar.task_ids[0], description=what, completed=seconds)
-
-    def take(self, result: RunResult) -> None:
-        self.file.add(result.rows)
-        self.results.append(result)
-        run = result.run
-        p95 = ", ".join(f"{phase} {p95_s * 1000:.3g} ms" for phase, p95_s in result.p95_s.items()) or "unknown"
-        failed = f"; {result.failures:,} requests failed ({result.trouble})" if result.failures else ""
-        where = f"{len(self.results)}/{self.plan.runs} {run.scenario.name} at load {run.load.load_ratio:g}"
-        errors.print(f"{where}: p95 {p95}{failed}", soft_wrap=True)
+def _print_run(result: RunResult, number: str) -> None:
+    p95 = ", ".join(f"{phase} {p95_s * 1000:.3g} ms" for phase, p95_s in result.p95_s.items()) or "unknown"
+    failed = f"; {result.failures:,} requests failed ({result.trouble})" if result.failures else ""
+    where = f"{number} {result.run.scenario.name} at load {result.run.load.load_ratio:g}"
+    errors.print(f"{where}: p95 {p95}{failed}", soft_wrap=True)
 
 
 def _left(file: RunsFile) -> str:
     return f"; the finished runs are in {file.part}" if file.leave() else ""
 
 
-def _until_signal(work: Coroutine[Any, Any, _T]) -> _T:
+def _until_signal(work: Coroutine[Any, Any, T]) -> T:
     """Run it to its end, or until SIGINT or SIGTERM: a KeyboardInterrupt once everything is undone."""
-
-    async def run() -> _T:
-        loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(work)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
-        return await task
-
     try:
-        return asyncio.run(run())
+        return asyncio.run(until_signal(work))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
@@ -133,7 +110,7 @@ def _show_check(plan: Plan, campaign: Campaign, problems: Sequence[WhitepandaErr
         print_json({"runs": plan.runs, "seconds": plan.seconds, "vms": plan.vms, "problems": found})
         return
     for problem in problems:
-        print_error(str(problem))
+        print_problem("error", str(problem))
     if problems:
         return
     size = f"{plan.runs:,} runs of {len(plan.vms)} VMs, about {plan.seconds / 3600:.2g} h"
@@ -141,7 +118,7 @@ def _show_check(plan: Plan, campaign: Campaign, problems: Sequence[WhitepandaErr
     _show_sources(campaign)
 
 
-def _show(file: RunsFile, watch: _Watch, campaign: Campaign, left: tuple[str, ...], *, as_json: bool) -> None:
+def _show(file: RunsFile, results: list[RunResult], campaign: Campaign, left: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         runs = [
             {
@@ -152,12 +129,12 @@ def _show(file: RunsFile, watch: _Watch, campaign: Campaign, left: tuple[str, ..
                 "failures": result.failures,
                 "p95_latency_s": result.p95_s,
             }
-            for result in watch.results
+            for result in results
         ]
         sources = {"sources": sources_json(campaign.sources), "left_to_agent": list(left)}
         print_json({"file": str(file.path), "rows": file.rows, "runs": runs, **sources})
         return
-    console.print(f"{file.path!s}: {file.rows:,} rows of {len(watch.results):,} runs", soft_wrap=True)
+    console.print(f"{file.path!s}: {file.rows:,} rows of {len(results):,} runs", soft_wrap=True)
     _show_sources(campaign)
     print_left(left)
 

@@ -11,7 +11,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from agent.cli._options import print_error, print_warning
+from agent.cli._options import print_problem
 from agent.config import AgentConfig
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.config import read_toml
@@ -21,7 +21,7 @@ from whitepanda.common.files.private import read_secret
 from whitepanda.common.tls import TlsFiles, problems
 from whitepanda.common.tls import warnings as doubts
 
-#: Settings that name a file which has to exist already, and what to do where it does not.
+#: Settings that name a file which has to exist already, and what to do if it does not.
 _FILES = {"scenario": "write it (docs/simulated.md has an example)"}
 
 
@@ -32,7 +32,7 @@ def check_config(
 ) -> None:
     """Check configuration files and the scenario they name; exit code 2 if one would be refused.
 
-    All problems are reported at once. Errors: central's TLS files and list of revoked serials are unusable. Warnings:
+    All problems are reported together. Errors: central's TLS files and list of revoked serials are unusable. Warnings:
     other files are missing, an agent's TLS or secret files are unusable, a password is readable by everybody.
     """
     results = [_check(file) for file in files]
@@ -41,9 +41,9 @@ def check_config(
     else:
         for result in results:
             for warning in result["warnings"]:
-                print_warning(warning)
+                print_problem("warning", warning)
             for error in result["errors"]:
-                print_error(error)
+                print_problem("error", error)
             if result["ok"]:
                 console.print(Text(f"{result['file']}: ok ({result['kind']})"), soft_wrap=True)
     if not all(result["ok"] for result in results):
@@ -57,16 +57,7 @@ def _check(file: Path) -> dict[str, Any]:
         point = _kind_of(file)
         kind = point.name
         config = _loader(point, file)(file)
-        is_central = point.name == "central"
-        for name, section, key, value in _settings(config, ""):
-            found = [_missing_file(name, section, key, value), _secret_problem(name, key, value)]
-            mode = stat.S_IMODE(file.stat().st_mode)
-            if key == "url" and mode & stat.S_IROTH and _has_password(value):
-                remedy = "chmod 0600, owned by the user that central runs as"
-                found.append(f"{name} has a password, and everybody may read this file (mode {mode:04o}): {remedy}")
-            if isinstance(value, TlsFiles):
-                found += _tls_problems(value, section, name, is_central=is_central)
-            warnings += [f"{file}: {warning}" for warning in found if warning]
+        warnings = [f"{file}: {warning}" for warning in _warnings(config, file, is_central=point.name == "central")]
         if hasattr(config, "file_problems"):
             errors = [f"{file}: {problem}" for problem in config.file_problems()]
         # As the source does at start; a missing file is a warning.
@@ -100,6 +91,24 @@ def _loader(point: metadata.EntryPoint, file: Path) -> Callable[[Path], Any]:
     return loader
 
 
+def _warnings(config: Any, file: Path, *, is_central: bool) -> Iterator[str]:
+    """Yield what does not keep the daemon from starting."""
+    mode = stat.S_IMODE(file.stat().st_mode)
+    for name, section, key, value in _settings(config, ""):
+        if key in _FILES and value and getattr(section, "mode", "") != "off" and not Path(value).exists():
+            yield f'{name}: {value} does not exist; {_FILES[key]}, or set {name.rpartition(".")[0]}.mode = "off"'
+        if key == "secret_file" and value:
+            try:
+                read_secret(Path(value), name)
+            except ConfigError as error:
+                yield str(error)
+        if key == "url" and mode & stat.S_IROTH and _has_password(value):
+            remedy = "chmod 0600, owned by the user that central runs as"
+            yield f"{name} has a password, and everybody may read this file (mode {mode:04o}): {remedy}"
+        if isinstance(value, TlsFiles):
+            yield from _tls_problems(value, section, name, is_central=is_central)
+
+
 def _settings(section: Any, where: str) -> Iterator[tuple[str, Any, str, Any]]:
     """Yield each setting: its full name, its section, its key and its value; sub-sections too."""
     for key, value in msgspec.structs.asdict(section).items():
@@ -107,21 +116,6 @@ def _settings(section: Any, where: str) -> Iterator[tuple[str, Any, str, Any]]:
         yield name, section, key, value
         if isinstance(value, msgspec.Struct) and not isinstance(value, TlsFiles):
             yield from _settings(value, name)
-
-
-def _missing_file(name: str, section: Any, key: str, value: Any) -> str:
-    if key not in _FILES or getattr(section, "mode", "") == "off" or not value or Path(value).exists():
-        return ""
-    return f'{name}: {value} does not exist; {_FILES[key]}, or set {name.rpartition(".")[0]}.mode = "off"'
-
-
-def _secret_problem(name: str, key: str, value: Any) -> str:
-    if key == "secret_file" and value:
-        try:
-            read_secret(Path(value), name)
-        except ConfigError as error:
-            return str(error)
-    return ""
 
 
 def _has_password(url: str) -> bool:

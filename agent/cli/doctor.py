@@ -59,7 +59,7 @@ def _bundle(file: Path, settings: AgentConfig, findings: list[Check], *, anonymi
 
     if os.path.lexists(file):
         raise InputError(f"{file}: exists already; give another name")
-    log.configure("error")  # the bundle's notes tell of the sources
+    log.configure("error")  # the bundle's notes report the sources
     with errors.status("collecting the support bundle"):
         made = make_bundle(settings, findings, anonymise=anonymise, record_s=record_s)
         write_bundle(made, file)
@@ -70,18 +70,18 @@ def _bundle(file: Path, settings: AgentConfig, findings: list[Check], *, anonymi
 
 
 def _table(findings: list[Check]) -> None:
+    titles = ("CHECK", "STATE", "WHAT")
+    rows = [_cells(check) for check in findings]
     if not console.is_terminal and "COLUMNS" not in os.environ:
         # Files and pipes get each finding on a line that ends where its text does.
-        rows = [("CHECK", "STATE", "WHAT"), *map(_cells, findings)]
-        name_width, state_width = (max(len(row[index]) for row in rows) for index in (0, 1))
-        for name, state, what in rows:
+        name_width, state_width = (max(len(row[index]) for row in (titles, *rows)) for index in (0, 1))
+        for name, state, what in (titles, *rows):
             console.print(Text(f"{name:<{name_width}} {state:<{state_width}} {what}"), soft_wrap=True)
         return
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for title in ("CHECK", "STATE", "WHAT"):
+    for title in titles:
         table.add_column(title, no_wrap=title != "WHAT")
-    for check in findings:
-        name, state, what = _cells(check)
+    for check, (name, state, what) in zip(findings, rows, strict=True):
         table.add_row(Text(name), Text(state, style=_STYLES[check.state]), Text(what))
     console.width = render.terminal_width()
     console.print(table)

@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 
 from agent.api.client import connect, find_socket
-from agent.cli._options import ConfigOption, JsonOption, SocketOption, fields_of
+from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from agent.display import render
 from agent.display.explanation import Grid, arithmetic, found_here, head, numbers, recommended, suspects
+from agent.display.render import fields_of
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.recommendations import recommendation_json
 from whitepanda.v1 import host_pb2

@@ -1,8 +1,6 @@
 """`whitepanda record`: what this host's sources say, as a file that `replay` and `top --replay` read."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +8,7 @@ import typer
 
 from agent.api.client import find_config
 from agent.cli._options import JsonOption, SourcesOption, print_left, progress_bar, sources_json
+from agent.display.render import fields_of
 from agent.recording.format import Header, Recorder, unfinished
 from agent.recording.playback import header_of
 from agent.recording.record import Recorded, Recording, beside_agent
@@ -40,8 +39,8 @@ def record(
     settings, left = beside_agent(find_config(config)[0])
     recorder = _make(file, header_of(settings), replace=force)
     try:
-        with _bar(seconds) as show:
-            result = asyncio.run(Recording(settings).run(recorder, seconds, show))
+        with progress_bar("recording", seconds, shown=seconds > _BAR_FROM_S) as bar:
+            result = asyncio.run(Recording(settings).run(recorder, seconds, lambda done_s: bar(completed=done_s)))
         size_bytes = recorder.part.stat().st_size
     except BaseException as error:
         recorder.discard()
@@ -77,14 +76,6 @@ def _make(file: Path, header: Header, *, replace: bool) -> Recorder:
     return recorder
 
 
-@contextmanager
-def _bar(seconds: float) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar, unless it does not take long."""
-    with progress_bar(shown=seconds > _BAR_FROM_S) as bar:
-        task = bar.add_task("recording", total=seconds)
-        yield lambda done_s: bar.update(task, completed=done_s)
-
-
 def _print_json(file: Path, size_bytes: int, result: Recorded, left: tuple[str, ...]) -> None:
     sources = [
         {**shown, "samples": result.samples.get(source.name, 0), "failures": source.failures}
@@ -95,9 +86,7 @@ def _print_json(file: Path, size_bytes: int, result: Recorded, left: tuple[str, 
             "file": str(file),
             "bytes": size_bytes,
             "seconds": round(result.seconds, 3),
-            "ended_early": result.ended_early,
-            "ticks": result.ticks,
-            "missed_ticks": result.missed_ticks,
+            **fields_of(result, "ended_early", "ticks", "missed_ticks"),
             "samples": sum(result.samples.values()),
             "vms": len(result.vms),
             "sources": sources,

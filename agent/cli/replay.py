@@ -2,8 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent import config as agent_config
-from agent.antagonists.events import VmEvent
-from agent.cli._options import JsonOption, print_warning, progress_bar
+from agent.cli._options import JsonOption, print_problem, progress_bar
 from agent.display.render import event_json, event_line
 from agent.recording.replay import (
     RecordedRows,
@@ -34,7 +33,9 @@ from whitepanda.common.config import address_problem
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.tls_options import CaOption, CertOption, FolderOption, KeyOption, ServerNameOption, files_of
+from whitepanda.v1 import agent_pb2
 
+_RECONNECT_MAX_S = 5.0
 _SHOWN_EVENTS = 50
 
 
@@ -89,54 +90,44 @@ def replay(
     else:
         limits = (max_cpi, priority, scheduling_class)
         rows, options = _trace(files, *limits), (*limits, platform)
-    with _bar(rows) as show:
+    with progress_bar("reading", rows.total_rows, MofNCompleteColumn()) as bar:
+        show = functools.partial(_show_progress, bar)
         if dry_run or not central:
             result = read_all(rows, show)
         else:
             if problem := address_problem("--central", central):
                 raise InputError(problem)
-            tls_files = files_of(tls, name, ca=ca, cert=cert, key=key)
-            result = asyncio.run(
-                send(
-                    rows,
-                    spool_id=spool_id_of(files, options),
-                    address=central,
-                    tls=tls_files,
-                    host=name,
-                    platform=platform,
-                    agent_version=metadata.version("whitepanda"),
-                    server_name=server_name,
-                    rows_per_s=rate,
-                    patience_s=patience,
-                    on_progress=show,
-                )
+            section = agent_config.UplinkSection(
+                address=central,
+                server_name=server_name,
+                tls=files_of(tls, name, ca=ca, cert=cert, key=key),
+                reconnect_max_s=_RECONNECT_MAX_S,
             )
-    for warning in rows.warnings if isinstance(rows, RecordedRows) else ():
-        print_warning(warning)
+            version = metadata.version("whitepanda")
+            hello = functools.partial(agent_pb2.Hello, host=name, platform=platform, agent_version=version)
+            spool_id = spool_id_of(files, options)
+            sending = send(
+                rows, section, hello, spool_id=spool_id, rows_per_s=rate, patience_s=patience, on_progress=show
+            )
+            result = asyncio.run(sending)
+    for warning in rows.warnings:
+        print_problem("warning", warning)
     sent = result.rows_acknowledged is not None
-    events = list(rows.events) if isinstance(rows, RecordedRows) else []
+    events = [event_message(event) for event in rows.events]
     if json:
         values = {"sent": sent, **dataclasses.asdict(result)}
         values |= {"rows_per_s": round(result.rows_per_s), "adds_up": not result.problems()}
         if is_host:
-            values["events"] = [event_json(event_message(event)) for event in events]
+            values["events"] = [event_json(event) for event in events]
         print_json(values)
     else:
-        _show(result, sent=sent, wanted=not dry_run)
-        _show_events(events)
+        _show(result, events, sent=sent, wanted=not dry_run)
     if problems := result.problems():
         raise WhitepandaError(f"the counts do not add up: {'; '.join(problems)}")
     if result.rejected_batches:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(result.rejected_batches.items()))
         remedy = "traces need the certificate of one of central's importers (central.importers)"
         raise InputError(f"whole batches were refused: {reasons}; {remedy}")
-
-
-def _show_events(events: list[VmEvent]) -> None:
-    for event in events[:_SHOWN_EVENTS]:
-        console.print(Text(event_line(event_message(event))), soft_wrap=True)
-    if len(events) > _SHOWN_EVENTS:
-        console.print(f"and {len(events) - _SHOWN_EVENTS} changes more; --json has them")
 
 
 def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class: float) -> Rows:
@@ -149,22 +140,15 @@ def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class:
     return TraceRows(read_trace(files, rule=rule, limits=TraceLimits(max_cpi=max_cpi)))
 
 
-@contextmanager
-def _bar(rows: Rows) -> Iterator[Callable[[ReplayResult], None]]:
-    """Show a progress bar: acknowledged rows where rows are sent, else rows read."""
-    with progress_bar(MofNCompleteColumn()) as bar:
-        task = bar.add_task("reading", total=None)
-
-        def show(result: ReplayResult) -> None:
-            done, what = result.rows_read, "reading"
-            if result.rows_acknowledged is not None:
-                done, what = result.rows_acknowledged + sum(result.rejected_by_reader.values()), "acknowledged"
-            bar.update(task, completed=done, total=rows.total_rows, description=what)
-
-        yield show
+def _show_progress(bar: Callable[..., None], result: ReplayResult) -> None:
+    """Show acknowledged rows if rows are sent, else rows read."""
+    done, what = result.rows_read, "reading"
+    if result.rows_acknowledged is not None:
+        done, what = result.rows_acknowledged + sum(result.rejected_by_reader.values()), "acknowledged"
+    bar(completed=done, description=what)
 
 
-def _show(result: ReplayResult, *, sent: bool, wanted: bool) -> None:
+def _show(result: ReplayResult, events: Sequence[agent_pb2.VmEvent], *, sent: bool, wanted: bool) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
@@ -191,3 +175,7 @@ def _show(result: ReplayResult, *, sent: bool, wanted: bool) -> None:
     console.print(f"{result.seconds:.1f} s, {result.rows_per_s:,.0f} rows/s")
     if not sent:
         console.print("Nothing was sent." if not wanted else "Nothing was sent; --central HOST:PORT sends it.")
+    for event in events[:_SHOWN_EVENTS]:
+        console.print(Text(event_line(event)), soft_wrap=True)
+    if len(events) > _SHOWN_EVENTS:
+        console.print(f"and {len(events) - _SHOWN_EVENTS} changes more; --json has them")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -50,7 +50,9 @@ def top(
         raise UnavailableError(f"top needs {lacks}; {how_to_install('top')}") from error
     log.configure("error")  # a line of a log would tear the picture
     view = TopApp(_feed(socket, config, replay))
-    with Ending(view.end, [file.fileno() for file in _terminals()]) as ending:
+    files = (sys.__stdin__, sys.__stderr__)  # what is read from, and drawn to
+    terminal = [file.fileno() for file in files if file is not None and file.isatty()]
+    with Ending(view.end, terminal) as ending:
         view.run()
     if ending.exit_code:
         raise typer.Exit(ending.exit_code)
@@ -58,11 +60,6 @@ def top(
 
 def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()  # textual draws to the latter
-
-
-def _terminals() -> list[TextIO]:
-    """Return what is read from, and drawn to (textual draws to standard error)."""
-    return [file for file in (sys.__stdin__, sys.__stderr__) if file is not None and file.isatty()]
 
 
 def _feed(socket: Path | None, config: Path | None, replay: Path | None) -> Feed:

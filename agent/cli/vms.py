@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
@@ -11,22 +11,18 @@ from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from agent.display import render, words
 from agent.display.numbers import NUMBERS, missing, not_shown, sum_of, values_of
 from agent.display.render import UNKNOWN, Column, cell
-from agent.display.words import (
-    BAD,
-    DIM,
-    INFLICTING,
-    VICTIM,
-    by_of,
-    host_line,
-    need_of,
-    shown_names,
-    slow_down_of,
-    word_of,
-)
+from agent.display.words import VICTIM, by_of, host_line, need_of, shown_names, slow_down_of, word_of
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
 
-_COLUMNS = tuple(NUMBERS[title] for title in ("GUEST%", "GIPS", "CPI", "RUNQ%", "DISK", "NET"))
+_MEASURED = ("GUEST%", "GIPS", "CPI", "RUNQ%", "DISK", "NET")
+_COLUMNS = tuple(NUMBERS[title] for title in _MEASURED)
+_TITLES = ("NAME", "JOB", "vCPU", *_MEASURED, "VERDICT", "SLOW-DOWN", "BY")
+_TEXT = ("NAME", "JOB", "VERDICT", "BY")
+_VANISHING = (*_MEASURED, "SLOW-DOWN", "BY")
+#: What a narrow terminal may go without, the most wanted first: how much a VM suffers, and from whom.
+_DISPENSABLE = ("SLOW-DOWN", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIPS", "DISK", "NET")
+_RANKS = {title: rank for rank, title in enumerate(_DISPENSABLE, 1)}
 
 
 def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonOption = False) -> None:
@@ -45,7 +41,10 @@ def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonO
     with connect(find_socket(socket, config)) as client:
         answer, status = client.vms(), client.status()
     if json:
-        print_json(_json(answer))
+        decision = answer.decision
+        suspect = render.suspect_json(decision.suspect) if decision.HasField("suspect") else None
+        host = {**render.fields_of(answer, "host", "now_unix_ns"), **render.fields_of(decision, "victims", "affected")}
+        print_json({**host, "suspect": suspect, "vms": [render.summary_json(vm) for vm in answer.vms]})
         return
     running = sorted(answer.vms, key=lambda vm: need_of(word_of(vm), slow_down_of(vm).ratio, vm.name))
     left_out = render.print_table(*_table(running)) if running else []
@@ -53,55 +52,46 @@ def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonO
         console.print(line, soft_wrap=True)
 
 
-#: What a narrow terminal may go without, the most wanted first: how much a VM suffers, and from whom.
-_DISPENSABLE = ("SLOW-DOWN", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIPS", "DISK", "NET")
-
-
-def _column(title: str, *, text: bool = False) -> Column:
-    return Column(title, text=text, rank=_DISPENSABLE.index(title) + 1)
-
-
 def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[list[Text]]]:
-    absent = missing(_COLUMNS, listed)
-    measured = [c for c in _COLUMNS if c not in absent]
-    columns = [Column("NAME", text=True), _column("JOB", text=True), _column("vCPU")]
-    columns += [_column(c.title) for c in measured]
-    columns.append(Column("VERDICT", text=True, whole=True))
-    has_slow_down = any(math.isfinite(slow_down_of(vm).ratio) for vm in listed)
-    if has_slow_down:
-        columns.append(_column("SLOW-DOWN"))
+    """Return the columns and their cells; a column that may vanish does if no VM has a value in it."""
     shown = shown_names(listed)
-    has_by = any(by_of(vm, shown) for vm in listed)
-    if has_by:
-        columns.append(_column("BY", text=True))
-    rows = []
-    for vm in listed:
-        word, found = word_of(vm), values_of(vm)
-        style = word.style if word in (VICTIM, INFLICTING) else ""
-        row = [cell(shown[vm.uuid], style), cell(vm.job), cell(str(vm.vcpus) if vm.vcpus else UNKNOWN)]
-        for column in measured:
-            value = sum_of(found, column.metrics)
-            row.append(cell(UNKNOWN if value is None else column.show(value)))
+    rows = [_cells(vm, shown) for vm in listed]
+    columns = [
+        Column(title, text=title in _TEXT, whole=title == "VERDICT", rank=_RANKS.get(title, 0))
+        for title in _TITLES
+        if title not in _VANISHING or any(row[title].plain != UNKNOWN for row in rows)
+    ]
+    return columns, [[row[column.title] for column in columns] for row in rows]
+
+
+def _cells(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> dict[str, Text]:
+    """Return a VM's cells by title; `shown` is of `shown_names`."""
+    word, found = word_of(vm), values_of(vm)
+    style = word.style if word in (VICTIM, words.INFLICTING) else ""
+    cells = {
+        "NAME": cell(shown[vm.uuid], style),
+        "JOB": cell(vm.job),
+        "vCPU": cell(str(vm.vcpus) if vm.vcpus else UNKNOWN),
         # A terminal of another encoding has no triangles.
-        row.append(cell(word.text if console.options.ascii_only else f"{word.symbol} {word.text}", word.style))
-        if has_slow_down:
-            row.append(cell(render.degradation(slow_down_of(vm)), style))
-        if has_by:
-            row.append(cell(by_of(vm, shown) or UNKNOWN))
-        rows.append(row)
-    return columns, rows
+        "VERDICT": cell(word.text if console.options.ascii_only else f"{word.symbol} {word.text}", word.style),
+        "SLOW-DOWN": cell(render.degradation(slow_down_of(vm)), style),
+        "BY": cell(by_of(vm, shown) or UNKNOWN),
+    }
+    for column in _COLUMNS:
+        value = sum_of(found, column.metrics)
+        cells[column.title] = cell(UNKNOWN if value is None else column.show(value))
+    return cells
 
 
 def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> list[Text]:
     lines = []
     if not answer.vms:
-        bad = [source for source in status.sources if source.state in ("unavailable", "failed", "stuck")]
-        reasons = (Text(f"source {source.name} is {source.state}: {source.detail}", style="dim") for source in bad)
+        reasons = (Text(line, style=words.DIM) for line in render.broken(status.sources))
         return [Text(f"no VM runs on {answer.host} now"), *reasons]
     if line := host_line(answer):
-        lines.append(Text(f"{line}; `whitepanda explain VM` shows the evidence", style=BAD))
+        lines.append(Text(f"{line}; `whitepanda explain VM` shows the evidence", style=words.BAD))
     lacking = not_shown(missing(_COLUMNS, answer.vms), answer.vms, status)
-    lines += [Text(line, style=DIM) for line in lacking]
+    lines += [Text(line, style=words.DIM) for line in lacking]
     unknown = Counter(vm.decision.reason for vm in answer.vms if word_of(vm) is words.UNKNOWN)
     lines += _most_often("no verdict on", unknown, len(answer.vms))
     victims = [vm for vm in answer.vms if word_of(vm) is VICTIM]
@@ -118,14 +108,3 @@ def _most_often(what: str, why: Counter[str], of: int, kind: str = "VM") -> list
     often = "; most often" if len(why) > 1 else ""
     kinds = kind if of == 1 and kind != "VM" else f"{kind}s"
     return [Text(f"{what} {why.total()} of {of} {kinds}{often}: {why.most_common(1)[0][0]}", style="dim")]
-
-
-def _json(answer: host_pb2.ListVmsResponse) -> dict[str, object]:
-    return {
-        "host": answer.host,
-        "now_unix_ns": answer.now_unix_ns,
-        "victims": answer.decision.victims,
-        "affected": answer.decision.affected,
-        "suspect": render.suspect_json(answer.decision.suspect) if answer.decision.HasField("suspect") else None,
-        "vms": [render.summary_json(vm) for vm in answer.vms],
-    }

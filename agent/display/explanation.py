@@ -1,11 +1,11 @@
 """What is shown of one VM: its head, what the host found, its numbers, the verdict's arithmetic, its suspects.
 
-Pieces, so that a command prints them and `top` shows them: lines, and grids that take the width they are given.
+Each is lines and grids, which a command prints and `top` shows.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -18,8 +18,7 @@ from whitepanda.common.texts import counted
 from whitepanda.v1 import host_pb2
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(NamedTuple):
     """A table: its columns and its cells."""
 
     columns: list[Column]
@@ -92,7 +91,7 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
 
 
 def _workers(shown: Mapping[str, float]) -> Iterator[Piece]:
-    """Say how many requests the VM serves at once, and whether that is configured or learnt."""
+    """Say how many requests the VM serves in parallel, and whether that is configured or learnt."""
     workers, looks = shown.get("workers"), shown.get("workers_looks")
     if looks is None:
         if workers is not None:
@@ -108,49 +107,35 @@ def _workers(shown: Mapping[str, float]) -> Iterator[Piece]:
 
 
 def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Show the signals beside their baselines: those that were judged by with their thresholds, first."""
+    """Show the signals next to their baselines: first the ones behind the verdict, with their thresholds."""
     judged = {shown.signal for shown in answer.evidence}
     learnt = {signal.name: signal.learnt for signal in answer.signals}
-    columns = [
-        Column("SIGNAL", text=True),
-        Column("NOW"),
-        Column("LEARNT", rank=3),
-        Column("EXPECTED", rank=1),
-        Column("THRESHOLD", rank=2),
-    ]
+    ranks = {"SIGNAL": 0, "NOW": 0, "LEARNT": 3, "EXPECTED": 1, "THRESHOLD": 2}
     rows = [
-        (one.signal, (one.value, learnt.get(one.signal, math.nan), one.baseline, one.threshold))
+        (one.signal, one.value, learnt.get(one.signal, math.nan), one.baseline, one.threshold)
         for one in answer.evidence
     ]
     rows += [
-        (one.name, (one.value, one.learnt, one.baseline, math.nan)) for one in answer.signals if one.name not in judged
+        (one.name, one.value, one.learnt, one.baseline, math.nan) for one in answer.signals if one.name not in judged
     ]
     if rows:
-        yield Grid(columns, [[cell(name), *(cell(_exact(value)) for value in values)] for name, values in rows])
-        yield Text(
-            "learnt: in quiet times, and slowly while others inflict; expected: the same at the present load", DIM
-        )
+        yield _grid(ranks, ("SIGNAL",), ((name, *map(_exact, values)) for name, *values in rows))
+        about = "learnt: in quiet times, and slowly while others inflict; expected: the same at the present load"
+        yield Text(about, DIM)
 
 
 def numbers(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     """Show all metrics, and why those that are not known are not."""
     yield Text()
-    columns = [Column("METRIC", text=True), Column("VALUE"), Column("SOURCE", text=True, rank=1), Column("AGE", rank=2)]
     rows = []
     reasons: dict[Reason, list[str]] = {}
     for metric in answer.vm.metrics:
         known = math.isfinite(metric.value)
         if not known:
             reasons.setdefault(render.reason_of(metric.reason), []).append(metric.name)
-        rows.append(
-            [
-                cell(metric.name),
-                cell(_exact(metric.value)),
-                cell(metric.source or UNKNOWN),
-                cell(render.age(metric.age_ns) if known else UNKNOWN),
-            ]
-        )
-    yield Grid(columns, rows)
+        age = render.age(metric.age_ns) if known else UNKNOWN
+        rows.append((metric.name, _exact(metric.value), metric.source or UNKNOWN, age))
+    yield _grid({"METRIC": 0, "VALUE": 0, "SOURCE": 1, "AGE": 2}, ("METRIC", "SOURCE"), rows)
     for reason, names in reasons.items():
         yield Text(f"not known: {', '.join(names)}: {render.remedy(reason)}", DIM)
 
@@ -159,10 +144,14 @@ _WHOLE_FROM = 1000  # numbers of four digits before the point have none behind i
 
 
 def _exact(value: float) -> str:
-    """Four digits, thousands in full with commas; a dash where not known."""
+    """Four digits, thousands in full with commas; a dash if not known."""
     if not math.isfinite(value):
         return UNKNOWN
     return f"{value:,.0f}" if abs(value) >= _WHOLE_FROM else f"{value:.4g}"
+
+
+def _grid(ranks: Mapping[str, int], text: Container[str], rows: Iterable[Iterable[str]]) -> Grid:
+    return Grid(render.columns(ranks, text), [list(map(cell, row)) for row in rows])
 
 
 def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
@@ -187,22 +176,18 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     if answer.victim_slots:
         yield Text(f"over its threshold for {counted(answer.victim_slots, 'slot')} in a row")
     if math.isfinite(answer.mn_cpi):
-        yield Text(f"host: mnCPI {answer.mn_cpi:.3g}, threshold {answer.mn_cpi_threshold:.3g}: {_contention(answer)}")
+        # The host's trigger also looks at how long.
+        short = "not for long enough to be contention" if answer.mn_cpi > answer.mn_cpi_threshold else "no contention"
+        contention = "contention" if answer.triggered else short
+        yield Text(f"host: mnCPI {answer.mn_cpi:.3g}, threshold {answer.mn_cpi_threshold:.3g}: {contention}")
     if answer.coefficient_version:
         yield Text(f"coefficients: version {answer.coefficient_version}, {render.old(answer.coefficient_age_ns)}")
     else:
         yield Text("coefficients: none, central has not sent any", DIM)
 
 
-def _contention(answer: host_pb2.VmExplanation) -> str:
-    """Say whether there is contention by the host's mnCPI; its trigger also asks for how long."""
-    if answer.triggered:
-        return "contention"
-    return "not for long enough to be contention" if answer.mn_cpi > answer.mn_cpi_threshold else "no contention"
-
-
 def _n_cpi(answer: host_pb2.VmExplanation) -> str:
-    """Say how nCPI comes of CPI: by the statistics of ln(CPI) where central sent these, and whether it is cut."""
+    """Say how nCPI follows from CPI: by the statistics of ln(CPI) if central sent them, and whether it is cut."""
     fleet, found = answer.statistics, answer.n_cpi
     if not fleet.scale_log_cpi:
         return f"{found:.3g} = ({answer.cpi:.4g} - {fleet.mean_cpi:.4g}) / {fleet.std_cpi:.4g}"
@@ -221,32 +206,15 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     if not answer.suspects:
         yield Text("no suspects: no other VM here does more than usual, or is measured and not latency-sensitive")
         return
-    columns = [
-        Column("SUSPECT", text=True),
-        Column("JOB", text=True, rank=3),
-        Column("COEFFICIENT", rank=2),
-        Column("CORES", rank=1),
-        Column("SCORE"),
-        Column("INFLICTS", text=True),
-    ]
-    yield Grid(
-        columns,
-        [
-            [
-                cell(s.name),
-                cell(s.job),
-                cell(render.number(s.coefficient)),
-                cell(render.number(s.cpu_usage_cores)),
-                cell(render.number(s.score)),
-                cell("yes" if s.inflicts else UNKNOWN),
-            ]
-            for s in answer.suspects
-        ],
-    )
+    ranks = {"SUSPECT": 0, "JOB": 3, "COEFFICIENT": 2, "CORES": 1, "SCORE": 0, "INFLICTS": 0}
+    rows = []
+    for one in answer.suspects:
+        values = map(render.number, (one.coefficient, one.cpu_usage_cores, one.score))
+        rows.append((one.name, one.job, *values, "yes" if one.inflicts else UNKNOWN))
+    yield _grid(ranks, ("SUSPECT", "JOB", "INFLICTS"), rows)
     yield Text("inflicts: by the host's own analysis", DIM)
     yield Text("score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot", DIM)
-    unknown = {render.reason_of(s.reason) for s in answer.suspects if not math.isfinite(s.score)}
-    for reason in sorted(unknown):
+    for reason in sorted({render.reason_of(s.reason) for s in answer.suspects if not math.isfinite(s.score)}):
         yield Text(f"no score: {render.remedy(reason)}", DIM)
 
 

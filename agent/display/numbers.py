@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from agent.display import render
 from agent.sampling.metric_table import VM_METRICS
@@ -11,9 +11,8 @@ from collector.base import Reason
 from whitepanda.v1 import host_pb2
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """A column of measured numbers. `metrics` are summed; it vanishes where no VM has them."""
+class Numbers(NamedTuple):
+    """A column of measured numbers. `metrics` are summed; it vanishes if no VM has them."""
 
     title: str
     metrics: tuple[str, ...]
@@ -39,7 +38,7 @@ def values_of(vm: host_pb2.VmSummary) -> dict[str, float]:
 
 
 def sum_of(found: Mapping[str, float], names: Iterable[str]) -> float | None:
-    """Sum of metrics; None where one of them is not known."""
+    """Sum of metrics; None if one of them is not known."""
     total = sum(found.get(name, math.nan) for name in names)
     return total if math.isfinite(total) else None
 
@@ -56,31 +55,17 @@ def not_shown(
     """Say of columns that are left out why: one line per reason."""
     by_reason: dict[Reason, list[Numbers]] = {}
     for column in columns:
-        by_reason.setdefault(_reason(listed, column.metrics), []).append(column)
+        reasons = Counter(m.reason for vm in listed for m in vm.metrics if m.name in column.metrics and m.reason)
+        reason = render.reason_of(reasons.most_common(1)[0][0]) if reasons else Reason.SOURCE_OFF
+        by_reason.setdefault(reason, []).append(column)
     lines = []
     for reason, lacking in by_reason.items():
         names = {name for column in lacking for name in column.metrics}
         titles = ", ".join(column.title for column in lacking)
-        lines.append(f"not shown: {titles}: {_why(reason, names, listed, status)}")
+        found = (metric for vm in listed for metric in vm.metrics if metric.name in names)
+        sources = {metric.source for metric in found if int(metric.reason) == reason}
+        # The source's own words if its state is the cause: they know this host.
+        details = [one.detail for one in status.sources if one.name in sources and one.state in render.BROKEN]
+        detail = next(filter(None, details), "")
+        lines.append(f"not shown: {titles}: {f'{reason.code}: {detail}' if detail else render.remedy(reason)}")
     return lines
-
-
-def _reason(listed: Sequence[host_pb2.VmSummary], names: Sequence[str]) -> Reason:
-    reasons = Counter(m.reason for vm in listed for m in vm.metrics if m.name in names and m.reason)
-    return render.reason_of(reasons.most_common(1)[0][0]) if reasons else Reason.SOURCE_OFF
-
-
-def _why(
-    reason: Reason, names: Collection[str], listed: Sequence[host_pb2.VmSummary], status: host_pb2.HostStatus
-) -> str:
-    """Say the reason and the remedy: the source's own words where its state is the cause, they know this host.
-
-    The agent names that source with the metric; one that works has said the reason of the VM.
-    """
-    sources = {
-        m.source for vm in listed for m in vm.metrics if m.name in names and int(m.reason) == reason and m.source
-    }
-    for source in status.sources:
-        if source.name in sources and source.state in ("unavailable", "failed", "stuck") and source.detail:
-            return f"{reason.code}: {source.detail}"
-    return render.remedy(reason)

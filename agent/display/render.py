@@ -3,12 +3,10 @@
 import math
 import shutil
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import cast
+from typing import NamedTuple, cast
 
-from google.protobuf.message import Message
 from rich.table import Table
 from rich.text import Text
 
@@ -16,8 +14,10 @@ from collector.base import Reason
 from whitepanda.common.cli import console
 from whitepanda.v1 import agent_pb2, host_pb2
 
-#: What stands where a value is not known.
+#: What stands for a value that is not known.
 UNKNOWN = "-"
+#: States of a source that does not work.
+BROKEN = frozenset({"unavailable", "failed", "stuck"})
 _NO_LIMIT = 1000  # columns of a pipe: nothing is cut for a program such as grep
 _MIN_TEXT = 8
 _READABLE = 20  # of a text: most names of VMs whole
@@ -69,8 +69,7 @@ _CANNOT_TELL = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table. Text is set from the left and cut to fit the terminal, numbers and `whole` text never.
 
     `rank`: the higher, the sooner a narrow terminal goes without it; 0 stays.
@@ -80,6 +79,16 @@ class Column:
     text: bool = False
     whole: bool = False
     rank: int = 0
+
+
+def columns(ranks: Mapping[str, int], text: Container[str]) -> list[Column]:
+    """Make columns of their titles and ranks; `text` has the titles of those of text."""
+    return [Column(title, text=title in text, rank=rank) for title, rank in ranks.items()]
+
+
+def broken(sources: Iterable[host_pb2.SourceStatus]) -> list[str]:
+    """Say which sources do not work, and why: one line each."""
+    return [f"source {one.name} is {one.state}: {one.detail}" for one in sources if one.state in BROKEN]
 
 
 def remedy(reason: Reason) -> str:
@@ -97,7 +106,7 @@ def reason_of(number_on_the_wire: int) -> Reason:
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Three digits, at most 4 characters below 10,000; a dash where it is not known (None or NaN)."""
+    """Three digits, at most 4 characters below 10,000; a dash if it is not known (None or NaN)."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     magnitude = abs(value)
@@ -157,7 +166,7 @@ def age(nanoseconds: int) -> str:
 
 
 def old(nanoseconds: int) -> str:
-    """Return an age for people: less than 1 s old, 12 s old. What is seldom read to the millisecond has none."""
+    """Return an age for people: less than 1 s old, 12 s old."""
     return f"{age(nanoseconds) if nanoseconds >= _SECOND_NS else 'less than 1 s'} old"
 
 
@@ -202,12 +211,8 @@ def _tell_apart(texts: set[str]) -> int:
     return _MIN_TEXT + found
 
 
-def _cut(text: Text, width: int) -> Text:
-    return text if len(text) <= width else Text(cut(text.plain, width), style=text.style)
-
-
 def terminal_width() -> int:
-    """Columns of the terminal ($COLUMNS, else the terminal's own); without one nothing needs to be cut."""
+    """Columns of the terminal ($COLUMNS, else the terminal's own); without one nothing is cut."""
     return shutil.get_terminal_size((_NO_LIMIT, 24)).columns
 
 
@@ -221,14 +226,14 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> li
 
 
 def no_room(titles: Sequence[str]) -> list[Text]:
-    """Say which columns were left out; nothing where none was."""
+    """Say which columns were left out; nothing if none was."""
     return [Text(f"no room for {', '.join(titles)}: widen the terminal", style="dim")] if titles else []
 
 
 def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> tuple[Table, int, list[str]]:
-    """Return a table for so many columns of a terminal, how many it takes, and the titles that it has no room for.
+    """Return a table for a terminal `width` wide, the width it takes, and the titles that it has no room for.
 
-    Where cut texts would look alike they are folded: they take several lines, whole.
+    If cut texts would look alike they are folded: they take several lines, whole.
     """
     columns, rows, left_out = narrowed(columns, rows, width)
     widths = fit(columns, rows, width)
@@ -244,39 +249,40 @@ def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: i
         )
     for row in rows:
         cells = zip(row, widths, is_folded, strict=True)
-        table.add_row(*(item if folded else _cut(item, wide) for item, wide, folded in cells))
+        table.add_row(*(item if folded else Text(cut(item.plain, wide), item.style) for item, wide, folded in cells))
     return table, sum(widths) + len(widths), left_out
 
 
 def narrowed(
     columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
 ) -> tuple[list[Column], list[list[Text]], list[str]]:
-    """Leave out columns that have no room beside those of lower ranks; return their titles too, the last rank first.
+    """Leave out columns that have no room next to those of lower ranks; return their titles too, the last rank first.
 
     Texts that can be read (and copied) go before further columns, but not before the most wanted ones.
     """
     least = least_widths(columns, rows)
     natural = _natural_widths(columns, rows)
     readable = [max(low, min(whole, _READABLE)) for low, whole in zip(least, natural, strict=True)]
-    kept = _kept(columns, least, width)
-    readably = _kept(columns, readable, width)
-    if all(at in readably for at in kept if columns[at].rank <= _MOST_WANTED):
-        kept = readably
-    by_rank = sorted(range(len(columns)), key=lambda at: -columns[at].rank)
-    left_out = [columns[at].title for at in by_rank if at not in kept]
-    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows], left_out
+    ranks = [column.rank for column in columns]
+    shown = kept(ranks, least, width)
+    readably = kept(ranks, readable, width)
+    if all(at in readably for at in shown if ranks[at] <= _MOST_WANTED):
+        shown = readably
+    by_rank = sorted(range(len(columns)), key=lambda at: -ranks[at])
+    left_out = [columns[at].title for at in by_rank if at not in shown]
+    return [columns[at] for at in shown], [[row[at] for at in shown] for row in rows], left_out
 
 
-def _kept(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
-    """Return the columns that have room, in their order; those of rank 0 whether they have or not."""
+def kept(ranks: Sequence[int], widths: Sequence[int], width: int) -> list[int]:
+    """Return the indices of the columns that have room, in their order; those of rank 0 always."""
     room = width + 1  # nothing stands behind the last one
-    kept = []
-    for at in sorted(range(len(columns)), key=lambda at: columns[at].rank):
-        if columns[at].rank and widths[at] + 1 > room:
+    found = []
+    for at in sorted(range(len(ranks)), key=ranks.__getitem__):
+        if ranks[at] and widths[at] + 1 > room:
             continue  # a narrower one may still fit
-        kept.append(at)
+        found.append(at)
         room -= widths[at] + 1
-    return sorted(kept)
+    return sorted(found)
 
 
 def cut(text: str, width: int) -> str:
@@ -303,10 +309,19 @@ def metrics_json(metrics: Sequence[host_pb2.Metric]) -> dict[str, dict[str, obje
 
 def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
     """Return one VM for programs; null is not known."""
+    white = vm.cloud_white
+    found = {
+        "behaviour": behaviour_word(white.behaviour),
+        "reason": white.reason,
+        "since_s": white.since_ns / 1e9,
+        "degradation": degradation_json(white.degradation) if white.HasField("degradation") else None,
+        "culprits": list(white.culprits),
+        **fields_of(white, "baseline_ticks", "baseline_ready"),
+    }
     return {
-        **_fields(vm, "uuid", "name", "job", "latency_sensitive"),
+        **fields_of(vm, "uuid", "name", "job", "latency_sensitive"),
         "owner": vm.owner or None,
-        **_fields(vm, "epoch", "state", "vcpus", "quota_cores"),
+        **fields_of(vm, "epoch", "state", "vcpus", "quota_cores"),
         "verdict": behaviour_word(vm.decision.verdict),
         "verdict_reason": vm.decision.reason,
         "since_s": vm.decision.since_ns / 1e9 or None,
@@ -319,12 +334,13 @@ def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
             "degradation": vm.degradation,
             "job_mean_cpi": vm.job_mean_cpi or None,
         },
-        "cloud_white": cloud_white_json(vm.cloud_white) if vm.HasField("cloud_white") else None,
+        "cloud_white": found if vm.HasField("cloud_white") else None,
         "metrics": metrics_json(vm.metrics),
     }
 
 
-def _fields(message: Message, *names: str) -> dict[str, object]:
+def fields_of(message: object, *names: str) -> dict[str, object]:
+    """Return fields of a message, or attributes of an object, that have the same names in JSON."""
     return {name: getattr(message, name) for name in names}
 
 
@@ -340,21 +356,9 @@ _ANALYSES = frozenset(agent_pb2.Analysis.values())
 def suspect_json(one: host_pb2.Suspect) -> dict[str, object]:
     """Return a suspect for programs."""
     return {
-        **_fields(one, "uuid", "name", "job", "coefficient", "cpu_usage_cores", "score"),
+        **fields_of(one, "uuid", "name", "job", "coefficient", "cpu_usage_cores", "score"),
         "reason": reason_of(one.reason).code if one.reason else None,
         "inflicts": one.inflicts,
-    }
-
-
-def cloud_white_json(found: host_pb2.CloudWhite) -> dict[str, object]:
-    """Return what the host's own analysis holds of a VM, for programs."""
-    return {
-        "behaviour": behaviour_word(found.behaviour),
-        "reason": found.reason,
-        "since_s": found.since_ns / 1e9,
-        "degradation": degradation_json(found.degradation) if found.HasField("degradation") else None,
-        "culprits": list(found.culprits),
-        **_fields(found, "baseline_ticks", "baseline_ready"),
     }
 
 
@@ -372,7 +376,7 @@ def event_line(event: agent_pb2.VmEvent) -> str:
 def event_json(event: agent_pb2.VmEvent) -> dict[str, object]:
     """Return a change of a VM's behaviour for programs."""
     return {
-        **_fields(event, "vm", "name", "unix_ns"),
+        **fields_of(event, "vm", "name", "unix_ns"),
         "behaviour": behaviour_word(event.behaviour),
         "before": behaviour_word(event.before),
         "lasted_s": event.lasted_ns / 1e9,
@@ -385,7 +389,7 @@ def event_json(event: agent_pb2.VmEvent) -> dict[str, object]:
 def degradation_json(found: agent_pb2.Degradation) -> dict[str, object]:
     """Return an estimate for programs; null is not known."""
     return {
-        **_fields(found, "ratio", "low", "high"),
+        **fields_of(found, "ratio", "low", "high"),
         "cannot_tell": found.cannot_tell or None,
         "model": found.model or None,
     }

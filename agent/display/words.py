@@ -1,12 +1,11 @@
-"""The words for what is held of a VM or found on a host, with symbol and colour: the same in all commands.
+"""The words for the verdict on a VM and for what a host finds, with symbol and colour: the same in all commands.
 
-The colours are of the Okabe-Ito palette, which people who see red and green alike can distinguish; wherever there is a
-colour there is also its word or symbol, so that nothing is said by colour alone.
+The colours are of the Okabe-Ito palette, which colour-blind people can distinguish. Nothing is said by colour alone.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.detection.decisions import is_running
 from agent.display import render
@@ -18,12 +17,11 @@ WARNING = "#e69f00"
 GOOD = "#009e73"
 TREND = "#56b4e9"
 DIM = "dim"
-_UUID_SHOWN = 8  # characters of a UUID beside a name that several have
+_UUID_SHOWN = 8  # characters of a UUID after a name that several VMs have
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word with the symbol that stands for it where there is no room; `need`: 0 wants to be seen first."""
+class Word(NamedTuple):
+    """A word with the symbol that replaces it if there is no room; `need`: 0 is the most urgent."""
 
     text: str
     symbol: str
@@ -41,7 +39,7 @@ _BY_TEXT = {word.text: word for word in WORDS}
 
 
 def word_of(vm: host_pb2.VmSummary) -> Word:
-    """Return what is held of a VM; one that does not run has its state."""
+    """Return the verdict on a VM; one that does not run has its state."""
     if not is_running(vm.state):
         return Word(vm.state, "-", DIM, 5)
     return _BY_TEXT.get(render.behaviour_word(vm.decision.verdict), UNKNOWN)
@@ -51,12 +49,12 @@ _ANALYSES = {agent_pb2.ANALYSIS_HOST: "the host's own analysis", agent_pb2.ANALY
 
 
 def found_by(vm: host_pb2.VmSummary) -> str:
-    """Say which analyses find that a VM suffers; "" where none does."""
+    """Say which analyses find that a VM suffers; "" if none does."""
     return " and ".join(_ANALYSES[one] for one in vm.decision.found_by if one in _ANALYSES)
 
 
 def slow_down_of(vm: host_pb2.VmSummary) -> agent_pb2.Degradation:
-    """Return how many times slower a VM is that suffers; NaN where that is not known, and of any other VM."""
+    """Return how many times slower a suffering VM is; NaN if that is not known, and for any other VM."""
     known = vm.decision.found_by and vm.decision.HasField("slow_down")
     return vm.decision.slow_down if known else agent_pb2.Degradation(ratio=math.nan)
 
@@ -76,17 +74,14 @@ def shown_names(vms: Sequence[host_pb2.VmSummary]) -> dict[str, str]:
 
 
 def by_of(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> str:
-    """Return who may be blamed for what a VM suffers, the likeliest first; "" where there is none.
-
-    `shown` is of `shown_names`.
-    """
+    """Return a VM's suspects, the likeliest first; "" if there are none. `shown` is of `shown_names`."""
     names = [shown.get(one.uuid) or one.name or one.uuid for one in vm.decision.suspects]
     more = len(names) - 1 + vm.decision.suspects_left_out
     return f"{names[0]} +{more}" if names and more else "".join(names)
 
 
 def host_line(answer: host_pb2.ListVmsResponse) -> str:
-    """Say who suffers on the host, and whom that is blamed on; "" where no VM is a victim."""
+    """Say who suffers on the host, and whom that is blamed on; "" if no VM is a victim."""
     found = answer.decision
     if not found.victims:
         return ""

@@ -1,8 +1,8 @@
-"""Recordings: what each source said, tick by tick, as JSON lines. Written by `Recorder`, read by `Reader`.
+"""Recordings: what each source measured, tick by tick, as JSON lines. Written by `Recorder`, read by `Reader`.
 
-The first line names the format. Then each tick has its new samples, one a line, and a line of its own: its moment, the
-sources whose samples it used, in order, and why a source had nothing new. A tick of the agent works on nothing else, so
-a replay gives byte for byte what the agent gave.
+The first line names the format. Then each tick has its new samples, one a line, and a line with its time, the sources
+whose samples it used, in order, and why a source had nothing new. These are all inputs of the agent's tick, so a replay
+gives byte for byte what the agent gave.
 
     {"format":"whitepanda-recording","version":1,"tick_s":1.0,"settings":{...}}
     {"sample":{"source":"procfs","mono_ns":...,"unix_ns":...,"vms":{...},...}}
@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
@@ -45,7 +45,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class RecordedTick(NamedTuple):
-    """The inputs of a tick. `sources` has the reason of each source that is on, None where it works."""
+    """The inputs of a tick. `sources` has the reason of each source that is on, None if it works."""
 
     mono_ns: int
     unix_ns: int
@@ -74,20 +74,12 @@ _encoder = msgspec.json.Encoder()
 _lines = msgspec.json.Decoder(_Line)
 
 
-class Recorder:
+class Recorder(contextlib.AbstractContextManager["Recorder"]):
     """Writes ticks to a file; a context manager that ends the recording by `close`, or by `discard` after an error.
 
-    The file appears at `close`, whole; until then it has another name beside it. Only its owner may read it: it has
-    names of VMs and users. A tick is written whole or not at all, so a recording can be closed after an error.
-
-    Args:
-        file: the recording.
-        header: its first line.
-        replace: whether an existing file may be replaced.
-
-    Raises:
-        OSError: here and from each method: the file cannot be written; FileExistsError: it exists already.
-
+    The file appears at `close`, whole; until then it has another name in the same folder. Only its owner may read it.
+    A tick is written whole or not at all, so a recording can be closed after an error. OSError, here and from each
+    method: the file cannot be written; FileExistsError: it exists already, and is not to be replaced.
     """
 
     def __init__(self, file: Path, header: Header, *, replace: bool = False) -> None:
@@ -98,7 +90,7 @@ class Recorder:
         self._file = file
         self._replace = replace
         self._written: dict[str, SourceSample] = {}
-        #: Where the samples are until `close`; stays where `close` fails.
+        #: Where the samples are until `close`; stays if `close` fails.
         self.part, stream = create_beside(file)
         self._stream = cast("io.BufferedWriter", stream).detach()
         self._size = 0
@@ -127,7 +119,7 @@ class Recorder:
         if self._replace:
             self.part.replace(self._file)
         else:
-            os.link(self.part, self._file)  # fails where another process made the file meanwhile
+            os.link(self.part, self._file)  # fails if another process made the file meanwhile
             self.part.unlink()
 
     def discard(self) -> None:
@@ -147,9 +139,6 @@ class Recorder:
                 self._stream.truncate()
             raise
         self._size += len(data)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
@@ -188,16 +177,10 @@ def _as_unicode(value: Any) -> Any:
     return value
 
 
-class Reader:
+class Reader(contextlib.AbstractContextManager["Reader"]):
     """Reads a recording, tick by tick; holds only the latest sample of each source.
 
-    Args:
-        file: as `Recorder` writes it.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not a recording of this format; the message says what it is and the remedy.
-
+    OSError: the file cannot be read. ValueError: it is not a recording of this format; says what it is, and the remedy.
     """
 
     def __init__(self, file: Path) -> None:
@@ -205,7 +188,7 @@ class Reader:
         self._stream: IO[bytes] = file.open("rb")
         self._latest: dict[str, SourceSample] = {}
         self._number = 1
-        #: Says so where the last line is cut off; else "".
+        #: Says so if the last line is cut off; else "".
         self.cut_off = ""
         try:
             self.header = _header(file, self._stream.readline(MAX_LINE_BYTES))
@@ -216,9 +199,7 @@ class Reader:
     def next(self) -> RecordedTick | None:
         """Return the next tick, None at the end. Samples that no tick used are left out.
 
-        Raises:
-            ValueError: a line is wrong; says where and what. The next call continues behind it.
-
+        ValueError: a line is wrong; says where and what. The next call continues behind it.
         """
         while (line := self._line()) is not None:
             if line.sample is not None:
@@ -251,9 +232,6 @@ class Reader:
                     raise ValueError(f"{where}: not a line of a recording: {error}; {remedy}") from error
                 self.cut_off = f"{where}: the last line is cut off and left out"
         return None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -3,20 +3,26 @@
 No clocks and no threads: a recording has exactly the inputs of each tick (`agent.sampling.pipeline.Inputs`).
 """
 
+from __future__ import annotations
+
+import contextlib
 import operator
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.clock import SystemClock
-from agent.config import AgentConfig, AgentSection
+from agent.config import AgentConfig, AgentSection, CloudWhiteSection
 from agent.recording.format import Header, Reader, RecordedTick
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.windows import CpiWindow
 from whitepanda.common.errors import InputError
+
+if TYPE_CHECKING:
+    from agent.detection.cloud_white import CloudWhite
 
 _TICK = "agent.tick_s"
 #: Settings that the pipeline depends on, besides the job rules.
@@ -31,61 +37,61 @@ _SETTINGS = (
 )
 
 
+@contextlib.contextmanager
+def read_errors(file: Path) -> Iterator[None]:
+    """Raise what is wrong with a file that is read as an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{file}: cannot read: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def cloud_white_of(section: CloudWhiteSection) -> CloudWhite | None:
+    """Make the host's own analysis; None: it is off."""
+    if section.detector == "off":
+        return None
+    from agent.detection.cloud_white import CloudWhite  # noqa: PLC0415 - needs numpy; `record` and traces do not
+    from agent.detection.degradation_models import load  # noqa: PLC0415 - as above
+
+    return CloudWhite(section, load(section.models))
+
+
 def header_of(config: AgentConfig) -> Header:
-    """Make the first line of a recording that is made under `config`."""
+    """Make the first line of a recording under `config`."""
     settings = {key: float(operator.attrgetter(key)(config)) for key in _SETTINGS}
     return Header(tick_s=config.agent.tick_s, settings=settings)
 
 
-class Playback:
+class Playback(contextlib.AbstractContextManager["Playback"]):
     """One recorded host through the agent's pipeline. A context manager, which closes the file.
 
-    Args:
-        file: the recording (`agent.recording.format`).
-        config: job rules, windows and limits; without it those that it was recorded under, and no job rules.
-
-    Raises:
-        InputError: the file cannot be read or is not a recording.
-
+    `config` has job rules, windows and limits; without it those of the recording apply, and no job rules. InputError:
+    the file cannot be read or is not a recording.
     """
 
     def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
-        try:
+        with read_errors(file):
             self._reader = Reader(file)
-        except OSError as error:
-            raise InputError(f"{file}: cannot read: {error.strerror}") from error
-        except ValueError as error:
-            raise InputError(str(error)) from error
+        self._file = file
+        #: Seconds from one recorded tick to the next.
+        self.tick_s = self._reader.header.tick_s
         self.pipeline = Pipeline(_config(self._reader.header, config), Slots((), SystemClock()))
 
     @property
-    def tick_s(self) -> float:
-        """Seconds from one recorded tick to the next."""
-        return self._reader.header.tick_s
-
-    @property
     def cut_off(self) -> str:
-        """Says so where the file's last line is cut off; else "". Known at the end."""
+        """Says so if the file's last line is cut off; else "". Known at the end."""
         return self._reader.cut_off
 
     def ticks(self) -> Iterator[tuple[RecordedTick, list[CpiWindow]]]:
-        """Yield each tick with the windows that ended at it; `pipeline` then is in the state after that tick.
-
-        Raises:
-            InputError: a line is wrong.
-
-        """
+        """Yield each tick and the windows that end at it; `pipeline` is then at that tick. InputError: a wrong line."""
         while True:
-            try:
+            with read_errors(self._file):
                 tick = self._reader.next()
-            except ValueError as error:
-                raise InputError(str(error)) from error
             if tick is None:
                 return
             yield tick, self.pipeline.process(Inputs(tick.mono_ns, tick.samples, tick.sources))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

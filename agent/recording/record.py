@@ -3,15 +3,15 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from agent.api.client import answers
-from agent.clock import Clock, SystemClock
+from agent.clock import SystemClock
 from agent.config import AgentConfig
 from agent.recording.format import RecordedTick, Recorder
 from agent.sampling.pipeline import Inputs, take
@@ -23,18 +23,32 @@ from whitepanda.common.errors import UnavailableError
 
 _START_WAIT_S = 10.0  # for the sources to be probed and opened
 _LAST_WAIT_S = 2.0  # for the last tick's samples
-#: Sources that change something on the host: two programs would take each other's groups away.
+#: Sources that change something on the host: two programs would remove each other's groups.
 _CHANGING = ("resctrl", "pqos")
+T = TypeVar("T")
 
 
 def beside_agent(config: AgentConfig) -> tuple[AgentConfig, tuple[str, ...]]:
-    """Return the configuration to record with, and the sources switched off in it: a running agent needs them alone."""
+    """Return the configuration to record with, and the sources that are off in it because a running agent uses them."""
     sources = config.sources
     left = tuple(name for name in _CHANGING if getattr(sources, name).mode != "off")
     if not left or not answers(Path(config.agent.socket)):
         return config, ()
     off = {name: msgspec.structs.replace(getattr(sources, name), mode="off") for name in left}
     return msgspec.structs.replace(config, sources=msgspec.structs.replace(sources, **off)), left
+
+
+async def until_signal(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; SIGINT and SIGTERM cancel it, which raises CancelledError here."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
 
 
 @dataclass(slots=True)
@@ -54,8 +68,8 @@ class Recorded:
 class Recording:
     """Samples all sources, tick by tick, and hands each tick's inputs to a recorder."""
 
-    def __init__(self, config: AgentConfig, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(self, config: AgentConfig) -> None:
+        self._clock = SystemClock()
         self._slots = Slots(make_plans(config), self._clock)
         self._period_ns = round(config.agent.tick_s * 1e9)
         self._result = Recorded()
@@ -63,37 +77,24 @@ class Recording:
     async def run(
         self, recorder: Recorder, seconds: float, on_progress: Callable[[float], None] = lambda _seconds: None
     ) -> Recorded:
-        """Record until the end, until SIGINT or SIGTERM, or until the file cannot be written.
+        """Record until the end, until SIGINT or SIGTERM, or until the file cannot be written; do not close `recorder`.
 
-        Args:
-            recorder: is not closed.
-            seconds: how long.
-            on_progress: called each tick with the seconds that have passed.
-
-        Raises:
-            UnavailableError: a required source, or every source, is not available.
-            OSError: the file cannot be written, and has no sample.
-
+        `on_progress` is called each tick with the seconds that have passed. UnavailableError: a required source, or
+        every source, is not available. OSError: the file cannot be written, and has no sample.
         """
-        loop = asyncio.get_running_loop()
-        task = asyncio.create_task(self._run(recorder, seconds, on_progress))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
         started_ns = self._clock.mono_ns()
         result = self._result
         try:
             try:
-                await task
+                await until_signal(self._run(recorder, seconds, on_progress))
             except asyncio.CancelledError:
                 result.ended_early = True
-                self._write(recorder, self._closing())
+                self._write(recorder, take(self._slots, self._clock.mono_ns()))  # what the last tick requested
         except OSError as error:
             if not result.samples:
                 raise
             result.ended_early, result.trouble = True, error.strerror or str(error)
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
             result.sources = self._slots.views()
             self._slots.stop(STOP_WAIT_S, time.monotonic)
         if not result.samples:
@@ -129,12 +130,7 @@ class Recording:
             clock=self._clock,
             timeout_s=_LAST_WAIT_S,
         )
-        self._write(recorder, self._closing())
-
-    def _closing(self) -> Inputs:
-        """Return a last tick, with the samples that the one before requested."""
-        troubles = {slot.name: slot.trouble for slot in self._slots}
-        return Inputs(self._clock.mono_ns(), self._slots.samples(), troubles)
+        self._write(recorder, take(self._slots, self._clock.mono_ns()))  # what the last tick requested
 
     def _write(self, recorder: Recorder, inputs: Inputs) -> None:
         sources = {name: why for name, why in inputs.troubles.items() if why is not Reason.SOURCE_OFF}
@@ -146,6 +142,6 @@ class Recording:
 
 def troubles_of(sources: tuple[SourceView, ...]) -> str:
     """Say why sources do not work, to stand at the end of a message."""
-    wanted = [source for source in sources if source.state != "off"]
-    troubles = [f"{s.name} is {s.state}: {s.detail}" for s in wanted if s.state != "available"]
-    return "".join(f"; {trouble}" for trouble in troubles) or ("" if wanted else "; all are off")
+    if all(source.state == "off" for source in sources):
+        return "; all are off"
+    return "".join(f"; {s.name} is {s.state}: {s.detail}" for s in sources if s.state not in ("off", "available"))

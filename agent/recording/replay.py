@@ -1,15 +1,15 @@
-"""Replay: a trace or a recorded host through the same uplink and ingest that live samples take.
+"""Replay: a trace or a recorded host through the same uplink and ingest as live samples.
 
-The batches of a replay are numbered like a spool's, and its spool_id is a digest of the files' content and the options.
-So central recognises batches of an earlier stream or run, and a repeated replay counts nothing twice.
+The spool_id of a replay is a digest of the files' content and the options, so central recognises batches of an earlier
+stream or run, and a repeated replay counts nothing twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
+import itertools
 import math
 import time
 from collections import deque
@@ -20,48 +20,23 @@ from typing import TYPE_CHECKING
 
 from agent.antagonists.decide_victims import Decisions
 from agent.antagonists.events import VmEvent
-from agent.config import AgentConfig, AgentSection, CloudWhiteSection, UplinkSection
-from agent.recording.playback import Playback
+from agent.config import AgentConfig, AgentSection, UplinkSection
+from agent.recording.playback import Playback, cloud_white_of, read_errors
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import encode
 from agent.uplink.client import Uplink
 from agent.uplink.queue import QueueCounts, QueuedBatch
 from agent.uplink.stream import Timing
-from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import MAX_BATCH_ROWS
-from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
 
 if TYPE_CHECKING:
-    from agent.detection.cloud_white import CloudWhite
     from collector.traces.google import TraceBatch, TraceReader
 
 
-_READ_BYTES = 1 << 20
 _BATCH_EVENTS = 500  # central takes 1000
 _KEPT_EVENTS = 10_000
-
-
-class Rows:
-    """What is replayed. The counts are complete after the last batch.
-
-    Attributes:
-        total_rows: rows in the files, where known.
-        rows_read: rows of the files so far, good and bad.
-        without_cpi: rows among the sent ones that have no CPI.
-        rejected: rows of the files that are not sent, by reason.
-
-    """
-
-    def __init__(self, total_rows: int | None = None) -> None:
-        self.total_rows = total_rows
-        self.rows_read = 0
-        self.without_cpi = 0
-        self.rejected: dict[str, int] = {}
-
-    def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
-        """Yield all batches, numbered from 1."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)
@@ -101,6 +76,23 @@ class ReplayResult:
         return found
 
 
+class Rows:
+    """What is replayed. `total_rows`: rows in the files, None if not known."""
+
+    def __init__(self, total_rows: int | None = None) -> None:
+        self.total_rows = total_rows
+        #: What became of the rows; the reader's counts are complete after the last batch.
+        self.result = ReplayResult()
+        #: Defects of files that are usable nevertheless.
+        self.warnings: list[str] = []
+        #: Changes of verdicts, the last 10,000.
+        self.events: deque[VmEvent] = deque(maxlen=_KEPT_EVENTS)
+
+    def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
+        """Yield all batches, numbered from 1."""
+        raise NotImplementedError
+
+
 class TraceRows(Rows):
     """Rows of Google cluster traces (`collector.traces.google`), each on the machine that the trace names."""
 
@@ -119,9 +111,9 @@ class TraceRows(Rows):
             self._count()
 
     def _count(self) -> None:
-        counts = self._reader.counts
-        self.rows_read, self.without_cpi = counts.rows_read, counts.unusable_cpi
-        self.rejected = dict(counts.rejected)
+        counts, result = self._reader.counts, self.result
+        result.rows_read, result.without_cpi = counts.rows_read, counts.unusable_cpi
+        result.rejected_by_reader = dict(counts.rejected)
 
 
 def _rebatched(batches: Iterable[TraceBatch], size: int) -> Iterator[TraceBatch]:
@@ -170,12 +162,7 @@ def _trace_batch(rows: TraceBatch, spool_id: str, sequence: int) -> agent_pb2.Cp
 class RecordedRows(Rows):
     """The CPI windows of recorded hosts, made from the samples as the agent makes them. A row is a window.
 
-    Args:
-        files: recordings (`agent.recording.format`).
-        config: windows, limits and job rules; without it those that the recording was made under, and no rules.
-        machine: which host the rows are of; "" for the certificate's own. Importers name others.
-        batch_rows: most windows in a batch.
-
+    `config`: see `Playback`. `machine`: the host that importers name; "": the certificate's.
     """
 
     def __init__(
@@ -186,52 +173,45 @@ class RecordedRows(Rows):
         self._config = config
         self._machine = machine
         self._batch_rows = batch_rows
-        #: Defects of files that are usable all the same.
-        self.warnings: list[str] = []
-        #: Changes of verdicts, the last 10,000.
-        self.events: deque[VmEvent] = deque(maxlen=_KEPT_EVENTS)
         self._unsent: deque[VmEvent] = deque()
 
     def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
         """Yield all batches. Their borders depend on the windows alone; events go with them, or after the last."""
-        sequence = 0
+        numbers = itertools.count(1)
         waiting: list[CpiWindow] = []
-        for file in self._files:
-            with Playback(file, self._config) as playback:
-                for window in self._windows(playback):
-                    self.rows_read += 1
-                    self.without_cpi += window.cpi is None
-                    waiting.append(window)
-                    if len(waiting) == self._batch_rows:
-                        sequence += 1
-                        yield self._batch(waiting, spool_id, sequence)
-                        waiting = []
-                if playback.cut_off:
-                    self.warnings.append(playback.cut_off)
+        for window in itertools.chain.from_iterable(map(self._windows, self._files)):
+            self.result.rows_read += 1
+            self.result.without_cpi += window.cpi is None
+            waiting.append(window)
+            if len(waiting) == self._batch_rows:
+                yield self._batch(waiting, spool_id, next(numbers))
+                waiting = []
         while waiting or self._unsent:
-            sequence += 1
-            yield self._batch(waiting, spool_id, sequence)
+            yield self._batch(waiting, spool_id, next(numbers))
             waiting = []
 
-    def _windows(self, playback: Playback) -> Iterator[CpiWindow]:
+    def _windows(self, file: Path) -> Iterator[CpiWindow]:
         """Yield a recording's windows; detect victims at each tick, as the agent does."""
         config = self._config or AgentConfig(agent=AgentSection())
-        cloud_white = _cloud_white(config.cloud_white)
+        cloud_white = cloud_white_of(config.cloud_white)
         decisions = Decisions(config, cloud_white, None)
-        for tick, ended in playback.ticks():
-            if cloud_white is not None:
-                pipeline = playback.pipeline
-                try:
-                    cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
-                    decisions.tick(pipeline.table, tick.mono_ns, tick.unix_ns)
-                except Exception as error:  # noqa: BLE001 - as in the agent, a failure costs verdicts and no row
-                    if (warning := f"the search for victims failed: {error!r}") not in self.warnings:
-                        self.warnings.append(warning)
-                events = decisions.events.take()
-                self.events.extend(events)
-                self._unsent.extend(events)
-            yield from ended
-        yield from playback.pipeline.windows.flush()
+        with Playback(file, self._config) as playback:
+            pipeline = playback.pipeline
+            for tick, ended in playback.ticks():
+                if cloud_white is not None:
+                    try:
+                        cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
+                        decisions.tick(pipeline.table, tick.mono_ns, tick.unix_ns)
+                    except Exception as error:  # noqa: BLE001 - as in the agent, a failure costs verdicts and no row
+                        if (warning := f"the search for victims failed: {error!r}") not in self.warnings:
+                            self.warnings.append(warning)
+                    events = decisions.events.take()
+                    self.events.extend(events)
+                    self._unsent.extend(events)
+                yield from ended
+            yield from pipeline.windows.flush()
+            if playback.cut_off:
+                self.warnings.append(playback.cut_off)
 
     def _batch(self, windows: list[CpiWindow], spool_id: str, sequence: int) -> agent_pb2.CpiBatch:
         events = [self._unsent.popleft() for _ in range(min(len(self._unsent), _BATCH_EVENTS))]
@@ -243,22 +223,10 @@ class RecordedRows(Rows):
         return batch
 
 
-def _cloud_white(section: CloudWhiteSection) -> CloudWhite | None:
-    if section.detector == "off":
-        return None
-    from agent.detection.cloud_white import CloudWhite  # noqa: PLC0415 - numpy comes with it; traces go without
-    from agent.detection.degradation_models import load  # noqa: PLC0415 - loaded only where it is on
-
-    return CloudWhite(section, load(section.models))
-
-
 def is_recording(file: Path) -> bool:
     """Whether a file is a recording (JSON lines), not a trace, by its first byte; InputError: it cannot be read."""
-    try:
-        with file.open("rb") as stream:
-            return stream.read(1) == b"{"
-    except OSError as error:
-        raise InputError(f"{file}: cannot read: {error.strerror}") from error
+    with read_errors(file), file.open("rb") as stream:
+        return stream.read(1) == b"{"
 
 
 def spool_id_of(files: Sequence[Path], options: object) -> str:
@@ -266,10 +234,12 @@ def spool_id_of(files: Sequence[Path], options: object) -> str:
     digest = hashlib.sha256(f"whitepanda replay 1 {options!r}".encode())
     for file in files:
         with file.open("rb") as stream:
-            while chunk := stream.read(_READ_BYTES):
-                digest.update(chunk)
+            hashlib.file_digest(stream, lambda: digest)  # its content
         digest.update(b"\0")
     return f"replay-{digest.hexdigest()[:32]}"
+
+
+Progress = Callable[[ReplayResult], None]
 
 
 class _ReplayQueue:
@@ -277,8 +247,7 @@ class _ReplayQueue:
 
     def __init__(self, rows: Rows, spool_id: str, rows_per_s: float) -> None:
         self.spool_id = spool_id
-        self.rows_sent = 0
-        self.batches_sent = 0
+        self._result = rows.result
         self._batches = rows.batches(spool_id)
         self._exhausted = False
         self._held: dict[int, QueuedBatch] = {}
@@ -297,15 +266,15 @@ class _ReplayQueue:
         found = [self._again.pop() for _ in range(min(limit, len(self._again)))]
         self._started_s = self._started_s or time.monotonic()
         allowed = (time.monotonic() - self._started_s) * self._rows_per_s if self._rows_per_s else math.inf
-        while len(found) < limit and not self._exhausted and self.rows_sent <= allowed:
+        while len(found) < limit and not self._exhausted and self._result.rows_sent <= allowed:
             message = next(self._batches, None)
             if message is None:
                 self._exhausted = True
                 break
             batch = QueuedBatch(len(message.task_index), message)
             self._held[message.sequence] = batch
-            self.rows_sent += batch.rows
-            self.batches_sent += 1
+            self._result.rows_sent += batch.rows
+            self._result.batches_sent += 1
             found.append(batch)
         return found
 
@@ -320,95 +289,66 @@ class _ReplayQueue:
         return QueueCounts(batches=len(self._held))
 
 
-def read_all(rows: Rows, on_progress: Callable[[ReplayResult], None] | None = None) -> ReplayResult:
+def read_all(rows: Rows, on_progress: Progress = lambda _result: None) -> ReplayResult:
     """Read and count only: what `send` would send."""
-    started = time.monotonic()
-    result = ReplayResult()
+    started_s = time.monotonic()
+    result = rows.result
     for batch in rows.batches(""):
         result.rows_sent += len(batch.task_index)
         result.batches_sent += 1
-        _progress(result, rows, started, on_progress)
-    _progress(result, rows, started, on_progress)
-    return result
-
-
-def _progress(
-    result: ReplayResult, rows: Rows, started: float, on_progress: Callable[[ReplayResult], None] | None
-) -> None:
-    result.rows_read, result.without_cpi, result.rejected_by_reader = (rows.rows_read, rows.without_cpi, rows.rejected)
-    result.seconds = time.monotonic() - started
-    if on_progress is not None:
+        result.seconds = time.monotonic() - started_s
         on_progress(result)
+    result.seconds = time.monotonic() - started_s
+    on_progress(result)
+    return result
 
 
 async def send(
     rows: Rows,
+    section: UplinkSection,
+    hello: Callable[[], agent_pb2.Hello],
     *,
     spool_id: str,
-    address: str,
-    tls: TlsFiles,
-    host: str,
-    platform: str,
-    agent_version: str,
-    server_name: str = "",
     rows_per_s: float = 0.0,
     patience_s: float = 60.0,
-    on_progress: Callable[[ReplayResult], None] | None = None,
+    on_progress: Progress = lambda _result: None,
 ) -> ReplayResult:
     """Send all rows to central and wait until each batch is acknowledged, over reconnects.
 
-    Args:
-        rows: the rows to send.
-        spool_id: from `spool_id_of`.
-        address: host:port of central.
-        tls: an importer's certificate for traces, a host's own for its recording.
-        host: a name in that certificate.
-        platform: CPU platform of the rows.
-        agent_version: version of this distribution.
-        server_name: expected in central's certificate, where it is not the address's host.
-        rows_per_s: upper limit; 0: none.
-        patience_s: how long central may be away.
-        on_progress: called a few times per second.
+    `section` has central's address and the TLS files: an importer's for traces, a host's own for its recording; `hello`
+    a name in that certificate and the platform of the rows; `spool_id` is of `spool_id_of`. `rows_per_s`: upper limit,
+    0 none. `patience_s`: how long central may be away. `on_progress` is called a few times per second.
 
-    Raises:
-        InputError: a file is broken; what was sent before counts, once.
-        TlsError, UnavailableError: central refuses the connection, or is away for too long.
-
+    InputError: a file is broken; what was sent before counts, once. TlsError, UnavailableError: central refuses the
+    connection, or is away for too long.
     """
-    started = time.monotonic()
+    started_s = time.monotonic()
+    result = rows.result
+    result.spool_id = spool_id
     queue = _ReplayQueue(rows, spool_id, rows_per_s)
-    section = UplinkSection(address=address, server_name=server_name, tls=tls, reconnect_max_s=5.0)
-
-    hello = functools.partial(agent_pb2.Hello, host=host, platform=platform, agent_version=agent_version)
     uplink = Uplink(section, hello, queue, give_up_after_s=patience_s, tls_prefix="--", timing=Timing(poll_s=0.05))
-    result = ReplayResult(spool_id=spool_id)
+    totals = uplink.totals
     task = asyncio.create_task(uplink.run())
     try:
         while True:
             is_finished = queue.is_finished
-            _take(result, queue, uplink)
-            _progress(result, rows, started, on_progress)
+            result.streams = uplink.connections
+            result.rows_acknowledged, result.rows_accepted = totals.acknowledged_rows, totals.accepted_rows
+            result.rejected_by_central = dict(totals.rejected_rows)
+            result.rejected_batches = dict(totals.rejected_batches)
+            result.rejected_batch_rows = totals.rejected_batch_rows
+            result.rows_already_there = totals.sent_rows - totals.accepted_rows
+            result.seconds = time.monotonic() - started_s
+            on_progress(result)
             if is_finished:
                 break
             await asyncio.wait({task}, timeout=0.05)
             if task.done():
                 task.result()
-                raise UnavailableError(f"the uplink to {address} ended early")
+                raise UnavailableError(f"the uplink to {section.address} ended early")
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
         await uplink.close()
     return result
-
-
-def _take(result: ReplayResult, queue: _ReplayQueue, uplink: Uplink) -> None:
-    totals = uplink.totals
-    result.rows_sent, result.batches_sent, result.streams = (queue.rows_sent, queue.batches_sent, uplink.connections)
-    result.rows_acknowledged = totals.acknowledged_rows
-    result.rejected_by_central = dict(totals.rejected_rows)
-    result.rejected_batches = dict(totals.rejected_batches)
-    result.rejected_batch_rows = totals.rejected_batch_rows
-    counted = totals.accepted_rows + sum(totals.rejected_rows.values()) + totals.rejected_batch_rows
-    result.rows_accepted = totals.accepted_rows
-    result.rows_already_there = totals.acknowledged_rows - counted

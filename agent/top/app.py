@@ -13,7 +13,6 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.events import Resize
-from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
@@ -28,22 +27,12 @@ from agent.top.model import Model, sparkline
 from agent.top.table import VmTable
 from whitepanda.v1 import host_pb2
 
-_STALE_S = 3.0  # a frame is older only where the agent is slow or gone
-_WIDE = 150  # from so many columns on the detail pane is beside the table
+_STALE_S = 3.0  # a frame is older only if the agent is slow or gone
+_WIDE = 150  # from this many columns on the detail pane is next to the table
 _LOW = 10  # lines: with fewer there is no room for notes and long bars
 _LEAST = 5  # lines: bar, head, a VM, footer
 _WIND_S, _WIND_FAR_S = 10, 60
-_TREND_OF = "CPU"  # where the column that is sorted by has no numbers
-
-
-class _News(Message):
-    def __init__(self, news: Came | Gone) -> None:
-        super().__init__()
-        self.news = news
-
-
-class _End(Message):
-    """The view is to end."""
+_TREND_OF = "CPU"  # if the column that is sorted by has no numbers
 
 
 class TopApp(App[None]):
@@ -65,7 +54,7 @@ class TopApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c", "quit", "Quit", key_display="q", priority=False),
         Binding("question_mark,f1", "keys", "Keys", key_display="?"),
-        # At once, before the next key is given to anybody: what is typed fast, or pasted, is the filter's.
+        # With priority: what is typed fast after it, or pasted, goes to the filter.
         Binding("slash", "filter", "Filter", key_display="/", priority=True),
         Binding("space", "freeze", "Freeze", key_display="space"),
         Binding("less_than_sign,S", "sort(-1)", "Sort by the column before", show=False, key_display="<"),
@@ -84,8 +73,9 @@ class TopApp(App[None]):
     def __init__(self, feed: Feed, clock: Callable[[], float] = time.monotonic) -> None:
         # Without colours the terminal's own are to be left alone, or textual would write them as shades of grey.
         super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
-        self.model = Model(is_recording=isinstance(feed, Tape))
         self._feed = feed
+        self._tape = feed if isinstance(feed, Tape) else None
+        self.model = Model(is_recording=self._tape is not None)
         self._clock = clock
         self._table = VmTable(self._trend)
         self._detail = Detail()
@@ -114,7 +104,7 @@ class TopApp(App[None]):
         self._table.focus()
         self._show_bar()
         self.set_interval(1.0, self._show_bar)
-        self._feed.start(self._tell)
+        self._feed.start(lambda news: self.call_later(self._take, news))
 
     async def on_unmount(self) -> None:
         """End: the feed's thread first, which may be waiting for an answer."""
@@ -122,21 +112,11 @@ class TopApp(App[None]):
 
     def end(self) -> None:
         """Ask the view to end; from any thread."""
-        self.post_message(_End())
-
-    def on__end(self) -> None:
-        """End."""
-        self.exit()
+        self.call_later(self.exit)
 
     # --- news ---
 
-    def _tell(self, news: Came | Gone) -> None:
-        """Take news in the feed's thread: it becomes a message of the view's."""
-        self.post_message(_News(news))
-
-    def on__news(self, message: _News) -> None:
-        """Take news of the feed."""
-        news = message.news
+    def _take(self, news: Came | Gone) -> None:
         if isinstance(news, Gone):
             self._gone = news.why
             self._show()
@@ -147,17 +127,13 @@ class TopApp(App[None]):
         if news.anew:
             self.model.forget()
         self.model.take(news.frames)
-        if news.explanation is not None:
-            self._take_explanation(news.explanation)
+        found = news.explanation
+        if found is not None and found.vm.uuid == self._table.uuid:
+            has_one = self.explained is not None and self.explained.vm.uuid == found.vm.uuid
+            if not (self.model.frozen and has_one):  # a frozen picture keeps the one it has
+                self.explained = found
+                self._explained_note = "asked for after the freeze: as of then" if self.model.frozen else ""
         self._show()
-
-    def _take_explanation(self, found: host_pb2.VmExplanation) -> None:
-        """Keep the explanation of the selected VM; while all stands still the one that stands too."""
-        stands = self.explained is not None and self.explained.vm.uuid == found.vm.uuid
-        if found.vm.uuid != self._table.uuid or (self.model.frozen and stands):
-            return
-        self.explained = found
-        self._explained_note = "asked for after the freeze: as of then" if self.model.frozen else ""
 
     # --- what is shown ---
 
@@ -210,7 +186,7 @@ class TopApp(App[None]):
         return line
 
     def _stale(self) -> str:
-        """Say why what is shown is old; "" where it is not."""
+        """Say why what is shown is old; "" if it is not."""
         age_s = 0.0 if self._came_s is None else self._clock() - self._came_s
         if self._gone:
             return f"{render.old(round(age_s * 1e9))}: {self._gone}"
@@ -228,13 +204,8 @@ class TopApp(App[None]):
         if self.model.filter_note:
             lines.insert(0, self.model.filter_note)
         if self.model.frame is not None and not self.model.total:
-            sources = self.model.frame.status.sources
-            broken = [s for s in sources if s.state in ("unavailable", "failed", "stuck")]
-            is_past = isinstance(self._feed, Tape)
-            lines = [
-                "no VM ran there then" if is_past else "no VM runs here now",
-                *(f"source {s.name} is {s.state}: {s.detail}" for s in broken),
-            ]
+            first = "no VM ran there then" if self._tape else "no VM runs here now"
+            lines = [first, *render.broken(self.model.frame.status.sources)]
         self._notes.update(Text("\n".join(lines), style=DIM))
 
     def _show_detail(self) -> None:
@@ -253,23 +224,21 @@ class TopApp(App[None]):
     # --- keys ---
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer what winds a tape only where there is one; a slash is not a key while it is typed into the filter."""
+        """Offer to wind only recordings; a slash is not a key while it is typed into the filter."""
         if action in ("wind", "speed"):
-            return isinstance(self._feed, Tape)
+            return self._tape is not None
         if action == "filter":
             return not self._field.has_focus
         return super().check_action(action, parameters)
 
     def action_freeze(self) -> None:
         """Let the picture stand still, or continue; pause a recording, or play on."""
-        if isinstance(self._feed, Tape):
-            self._feed.toggle()
+        if self._tape:
+            self._tape.toggle()
             return
         if self.model.frozen:
-            self.model.thaw()
             self._explained_note = ""
-        else:
-            self.model.freeze()
+        self.model.toggle()
         self._show()
 
     def action_sort(self, step: int) -> None:
@@ -327,20 +296,20 @@ class TopApp(App[None]):
 
     def action_keys(self) -> None:
         """List the keys and what the columns mean."""
-        self.push_screen(Keys(is_recording=isinstance(self._feed, Tape)))
+        self.push_screen(Keys(is_recording=self._tape is not None))
 
     def action_wind(self, by_s: int) -> None:
         """Go forward or back in a recording."""
-        if isinstance(self._feed, Tape):
-            self._feed.wind(by_s)
+        if self._tape:
+            self._tape.wind(by_s)
 
     def action_speed(self, step: int) -> None:
         """Play a recording faster or slower."""
-        if isinstance(self._feed, Tape):
-            self._feed.change_speed(step)
+        if self._tape:
+            self._tape.change_speed(step)
 
     def on_resize(self, event: Resize) -> None:
-        """Put the detail pane beside the table where there is room."""
+        """Put the detail pane next to the table if there is room."""
         self.query_one("#body").set_class(event.size.width >= _WIDE, "-wide")
         for widget in (self._bar, self._notes):
             widget.set_class(event.size.height < _LOW, "-low")
@@ -352,8 +321,7 @@ def _played(position: Position) -> tuple[str, str]:
     mark = "» winding" if position.seeking else "▶" if position.playing else "■ end" if position.ended else "‖ paused"
     of = "" if position.length_s is None else f" of {_clock(position.length_s)}"
     note = f"  {position.note}" if position.note else ""
-    text = f"{mark} {_clock(position.at_s)}{of} at {position.speed:g}x{note}"
-    return text, WARNING if position.note else ""
+    return f"{mark} {_clock(position.at_s)}{of} at {position.speed:g}x{note}", WARNING if position.note else ""
 
 
 def _clock(seconds: float) -> str:

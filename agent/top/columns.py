@@ -1,8 +1,8 @@
-"""The columns of the live view: what they show, how wide they are, which go first where there is no room."""
+"""The columns of the live view: what they show, how wide they are, which go first if there is no room."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.display import render
 from agent.display.numbers import NUMBERS, Numbers, sum_of, values_of
@@ -15,8 +15,7 @@ NO_STATISTICS = "no_coefficients: central has not sent statistics of the jobs; i
 NO_STATISTICS_RECORDED = "a recording has no statistics of the jobs, which central would send"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One column. `rank`: the higher, the sooner a narrow terminal goes without it; 0 stays.
 
     `width` in characters; a text column may become as wide as `most`, to its longest text.
@@ -71,9 +70,8 @@ COLUMNS = (
 METRICS = frozenset(name for column in COLUMNS if column.numbers for name in column.numbers.metrics)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One VM at one moment. `name` is as it is shown; `numbers` by column title; what is not known is not in it."""
+class Row(NamedTuple):
+    """One VM at one moment. `name` is as it is shown; `numbers` has the known ones by column title."""
 
     vm: host_pb2.VmSummary
     name: str
@@ -127,9 +125,8 @@ def row_of(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> Row:
     return Row(vm, shown.get(vm.uuid, vm.name), word_of(vm), by_of(vm, shown), numbers)
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A column where it stands: from character `start` on, `width` wide."""
+class Shown(NamedTuple):
+    """A column's place: from character `start` on, `width` wide."""
 
     column: Column
     start: int
@@ -141,25 +138,21 @@ def fit(columns: Sequence[Column], rows: Sequence[Row], width: int) -> tuple[tup
 
     It returns what is shown, in the columns' order, and the columns for which there was no room.
     """
-    longest = {c.title: max((len(row.text(c)) for row in rows), default=0) for c in columns if c.is_text}
-    widths = {c.title: c.width for c in columns}
-    widths[NAME.title] = max(NAME.width, min(longest.get(NAME.title, 0), _NAME_FIRST))
-    widths[SLOW_DOWN.title] = max((SLOW_DOWN.width, *(len(row.text(SLOW_DOWN)) for row in rows)))
-    kept: list[Column] = []
-    room = width
-    for column in sorted(columns, key=lambda c: c.rank):
-        if kept and widths[column.title] > room:
-            continue  # a narrower one may still fit
-        kept.append(column)
-        room -= widths[column.title] + 1
-    room += 1  # nothing stands behind the last one
-    for column in (c for c in sorted(kept, key=lambda c: c.rank) if c.is_text):
-        more = max(0, min(room, min(column.most, longest[column.title]) - widths[column.title]))
-        widths[column.title] += more
+    longest = [
+        max((len(row.text(c)) for row in rows), default=0) if c.is_text or c is SLOW_DOWN else 0 for c in columns
+    ]
+    widths = [column.width for column in columns]
+    for at, column in enumerate(columns):
+        if column in (NAME, SLOW_DOWN):
+            widths[at] = max(column.width, min(longest[at], _NAME_FIRST) if column is NAME else longest[at])
+    kept = render.kept([column.rank for column in columns], widths, width)
+    room = width + 1 - sum(widths[at] + 1 for at in kept)  # nothing stands behind the last one
+    for at in sorted((at for at in kept if columns[at].is_text), key=lambda at: columns[at].rank):
+        more = max(0, min(room, min(columns[at].most, longest[at]) - widths[at]))
+        widths[at] += more
         room -= more
     shown, start = [], 0
-    for column in columns:
-        if column in kept:
-            shown.append(Shown(column, start, widths[column.title]))
-            start += widths[column.title] + 1
-    return tuple(shown), tuple(c for c in columns if c not in kept)
+    for at in kept:
+        shown.append(Shown(columns[at], start, widths[at]))
+        start += widths[at] + 1
+    return tuple(shown), tuple(column for at, column in enumerate(columns) if at not in kept)

@@ -7,8 +7,8 @@ from rich.text import Text
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from agent.display import explanation, render
-from agent.display.explanation import Grid
+from agent.display import render
+from agent.display.explanation import Grid, arithmetic, found_here, head, numbers, recommended, suspects
 from agent.display.words import DIM, TREND
 from agent.top.columns import COLUMNS, Row
 from agent.top.model import HISTORY, Model, sparkline
@@ -17,14 +17,7 @@ from whitepanda.v1 import host_pb2
 
 _LINE_WIDTH = 30
 _BESIDE_LINE = 50  # the name, the value and its range; a longer value wraps
-_PARTS = (
-    explanation.head,
-    explanation.found_here,
-    explanation.recommended,
-    explanation.suspects,
-    explanation.arithmetic,
-    explanation.numbers,
-)
+_PARTS = (head, found_here, recommended, suspects, arithmetic, numbers)
 
 
 class Detail(VerticalScroll):
@@ -71,7 +64,7 @@ def _pieces(
                 yield from render.no_room(left_out)
             else:
                 yield piece
-        if part is explanation.head:
+        if part is head:
             yield from trends
 
 
@@ -83,13 +76,10 @@ def _trends(model: Model, row: Row, width: int) -> Iterator[Text]:
         if not known:
             continue
         show = column.numbers.show if column.numbers else render.number
-        line = sparkline(_joined(values, width), width)
+        # Where a minute is wider than there is room, ticks are joined to one bar, the largest.
+        each = -(-HISTORY // width)
+        groups = [values[at : at + each] for at in range(0, len(values), each)]
+        bars = [max((value for value in group if value is not None), default=None) for group in groups]
+        line = sparkline(bars, width)
         reach = f"  ({show(min(known))} to {show(max(known))} in {counted(len(values), 'tick')})"
         yield Text.assemble(f"{column.title:<9} ", (f"{line:<{width}}", TREND), f" {row.text(column):>5}", (reach, DIM))
-
-
-def _joined(values: list[float | None], width: int) -> list[float | None]:
-    """Draw two ticks as one bar, the larger, where a minute is wider than there is room."""
-    each = -(-HISTORY // width)
-    groups = [values[at : at + each] for at in range(0, len(values), each)]
-    return [max((value for value in group if value is not None), default=None) for group in groups]

@@ -1,7 +1,7 @@
-"""Sees to it that the live view ends: on a signal, and where its terminal has gone.
+"""Ends the live view on a signal, and when its terminal has gone.
 
-textual hands what it draws to a thread that writes it. A terminal that has gone, or takes nothing more, ends or holds
-that thread; then the view waits for it forever, and no signal that the view itself is to handle gets through.
+textual writes to the terminal in a thread. A terminal that has gone, or takes nothing more, ends or blocks that thread;
+then the view waits for it forever, and handles no signals.
 """
 
 import os
@@ -9,7 +9,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -18,27 +18,16 @@ _GRACE_GONE_S = 2.0  # no terminal is left to be set as it was
 
 
 class Ending:
-    """While entered: a signal, or the end of the terminal, ends the view; first it is asked, then the process leaves.
+    """While entered: a signal, or the end of the terminal, ends the view.
 
-    `ask` is called in another thread, `leave` after `grace_s` or at a second signal; after `grace_gone_s` where the
-    terminal, known by its file descriptors, has gone.
+    First `ask` is called, in another thread; after a grace period or at a second signal the process exits. `terminal`:
+    its file descriptors.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[], object],
-        terminal: Sequence[int],
-        *,
-        leave: Callable[[int], object] = os._exit,
-        grace_s: float = _GRACE_S,
-        grace_gone_s: float = _GRACE_GONE_S,
-    ) -> None:
+    def __init__(self, ask: Callable[[], object], terminal: Sequence[int]) -> None:
         self._ask = ask
-        self._terminal = tuple(terminal)
-        self._leave = leave
-        self._grace_s = grace_s
-        self._grace_gone_s = grace_gone_s
-        #: 128 and the number of the signal that ended the view; a terminal that has gone is SIGHUP. 0: nothing did.
+        self._terminal = terminal
+        #: 128 and the number of the signal that ended the view; a terminal that has gone is SIGHUP. 0: neither.
         self.exit_code = 0
 
     def __enter__(self) -> Self:
@@ -48,9 +37,7 @@ class Ending:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self._write)  # which the thread sees as the end
@@ -58,25 +45,25 @@ class Ending:
         os.close(self._read)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Tell the thread: Python runs this in the main thread also while that waits for a lock."""
+        """Wake the thread: Python runs this in the main thread even while that waits for a lock."""
         os.write(self._write, bytes((number,)))
 
     def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         for terminal in self._terminal:
-            poll.register(terminal, 0)  # hanging up is reported unasked; what is typed is textual's
+            poll.register(terminal, 0)  # hanging up is always reported; what is typed is textual's
         ready = [file for file, _ in poll.poll()]
-        number, grace_s = int(signal.SIGHUP), self._grace_gone_s
+        number, grace_s = int(signal.SIGHUP), _GRACE_GONE_S
         if self._read in ready:
             sent = os.read(self._read, 1)
             if not sent:
                 return
-            number, grace_s = sent[0], self._grace_s
+            number, grace_s = sent[0], _GRACE_S
         self.exit_code = 128 + number
         self._ask()
         until_sent = select.poll()
         until_sent.register(self._read, select.POLLIN)
         if until_sent.poll(1000 * grace_s) and not os.read(self._read, 1):
             return
-        self._leave(self.exit_code)
+        os._exit(self.exit_code)

@@ -1,11 +1,10 @@
-"""Where the live view's frames come from: this host's agent, polled every second by a separate thread."""
+"""The live view's source of frames: this host's agent, polled every second by a separate thread."""
 
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from agent.api.client import Client, connect
 from agent.top.columns import METRICS
@@ -17,8 +16,7 @@ PERIOD_S = 1.0
 _STOP_WAIT_S = 6.0  # a question that is under way ends by its deadline
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Where a recording is being shown: seconds from its beginning; `length_s` None is not known.
 
     `seeking`: it is on its way to another place. `note`: what is wrong with the file, "" nothing.
@@ -33,8 +31,7 @@ class Position:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Came:
+class Came(NamedTuple):
     """An update: frames of the host, oldest first, and the explanation of the requested VM at the last frame.
 
     `anew`: drop all earlier frames, because playback moved to another time. `position`: of recordings only.
@@ -46,24 +43,23 @@ class Came:
     position: Position | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(NamedTuple):
     """The agent did not answer; the feed retries. `why` is one line with the remedy."""
 
     why: str
 
 
-Tell = Callable[[Came | Gone], None]
+Tell = Callable[[Came | Gone], object]
 
 
 class Feed(Protocol):
-    """Something that has news, in a thread of its own."""
+    """A source of updates, with its own thread."""
 
     def start(self, tell: Tell) -> None:
         """Begin; `tell` is called in the feed's thread."""
 
     def want(self, uuid: str | None) -> None:
-        """Explain this VM with each frame from now on, and at once; None: none."""
+        """Explain this VM now and with each later frame; None: none."""
 
     def stop(self) -> None:
         """Stop; returns after the last update."""
@@ -77,7 +73,7 @@ class Tape(Feed, Protocol):
         """Pause, or play on; at the end from the beginning."""
 
     def wind(self, by_s: float) -> None:
-        """Go forward, or back, by so many seconds."""
+        """Go forward, or back."""
 
     def change_speed(self, step: int) -> None:
         """Take the next faster speed, or the next slower."""
@@ -100,7 +96,7 @@ class LiveFeed:
         self._thread.start()
 
     def want(self, uuid: str | None) -> None:
-        """Explain this VM with each frame from now on, and at once."""
+        """Explain this VM now and with each later frame."""
         self._wanted = uuid
         if uuid is not None:
             self._wake.set()
@@ -136,13 +132,10 @@ class LiveFeed:
             tell(Came((frame,), found))
             # Ticks missed while the agent was slow are skipped.
             due_s = max(due_s + self._period_s, time.monotonic())
-            self._pause_or_explain(client, due_s, tell)
-
-    def _pause_or_explain(self, client: Client, due_s: float, tell: Tell) -> None:
-        while self._pause(due_s):
-            self._wake.clear()
-            if found := self._explained(client, self._wanted):
-                tell(Came(explanation=found))
+            while self._pause(due_s):
+                self._wake.clear()
+                if found := self._explained(client, self._wanted):
+                    tell(Came(explanation=found))
 
     def _pause(self, until_s: float) -> bool:
         """Wait until then; return True early if an explanation is requested."""

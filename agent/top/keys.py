@@ -51,14 +51,12 @@ class Keys(ModalScreen[None]):
 
     def compose(self) -> Iterator[Widget]:
         """Make the list."""
-        with VerticalScroll():
-            yield Static(self._text())
-
-    def _text(self) -> Group:
         symbols = Text.assemble(
             *((f"{word.symbol} {word.text}  ", word.style) for word in WORDS), ("a dash is not known", DIM)
         )
-        return Group(_table(self._keys), Text(), symbols, Text(), _table([(c.title, c.help) for c in COLUMNS]))
+        about = _table([(column.title, column.help) for column in COLUMNS])
+        with VerticalScroll():
+            yield Static(Group(_table(self._keys), Text(), symbols, Text(), about))
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> Table:

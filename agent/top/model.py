@@ -1,9 +1,10 @@
 """What the live view shows: the last frame of the host, a minute of history, the order, the filter. No terminal."""
 
+import operator
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.display.numbers import Numbers, not_shown
 from agent.display.words import shown_names
@@ -18,8 +19,7 @@ _LEVEL = "▄"
 _SHAPE = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """The host at one moment."""
 
     vms: host_pb2.ListVmsResponse
@@ -83,28 +83,24 @@ class Model:
         """Whether the picture stands still."""
         return self._waiting is not None
 
-    def freeze(self) -> None:
-        """Let the picture stand still."""
+    def toggle(self) -> None:
+        """Let the picture stand still, or continue with what came meanwhile."""
         if self._waiting is None:
             self._waiting = deque(maxlen=HISTORY)
-
-    def thaw(self) -> None:
-        """Go on with what came meanwhile."""
-        waiting, self._waiting = self._waiting, None
-        self.take(list(waiting or ()))
+        else:
+            waiting, self._waiting = list(self._waiting), None
+            self.take(waiting)
 
     # --- what is shown ---
 
     def rows(self) -> list[Row]:
         """Return the rows that pass the filter, in order; what is not known comes last whichever way it is sorted."""
         passed = [row for row in self._all if self._passes(row)]
-        known = sorted((row for row in passed if not row.order(self.sort)[0]), key=self._order)
+        ordered = sorted(((row.order(self.sort), row) for row in passed), key=operator.itemgetter(0))
+        known = [row for order, row in ordered if not order[0]]
         if self.reverse:
             known.reverse()
-        return known + sorted((row for row in passed if row.order(self.sort)[0]), key=lambda r: r.vm.name)
-
-    def _order(self, row: Row) -> tuple[bool, float, str]:
-        return row.order(self.sort)
+        return known + sorted((row for order, row in ordered if order[0]), key=lambda r: r.vm.name)
 
     @property
     def total(self) -> int:
@@ -120,7 +116,7 @@ class Model:
         return next((row for row in self._all if row.vm.uuid == uuid), None)
 
     def history(self, row: Row, title: str) -> list[float | None]:
-        """Return a VM's last values of a column of numbers, oldest first; None where it was not known."""
+        """Return a VM's last values of a column of numbers, oldest first; None if it was not known."""
         return list(self._history.get(row.key, {}).get(title, ()))
 
     def present(self) -> tuple[Column, ...]:
@@ -138,8 +134,7 @@ class Model:
         if self.frame is None or not self._all:
             return []
         lacking: list[Numbers] = [c.numbers for c in COLUMNS if c.numbers and self._vanishes(c)]
-        listed = list(self.frame.vms.vms)
-        lines = not_shown(lacking, listed, self.frame.status)
+        lines = not_shown(lacking, self.frame.vms.vms, self.frame.status)
         if self._vanishes(columns.CPI_JOB) and not any(numbers.title == "CPI" for numbers in lacking):
             why = NO_STATISTICS_RECORDED if self._is_recording else NO_STATISTICS
             lines.append(f"not shown: {columns.CPI_JOB.title}: {why}")
@@ -153,13 +148,13 @@ class Model:
         self.sort = column
 
     def sort_next(self, step: int) -> None:
-        """Sort by the column so many further to the right."""
+        """Sort by another column, `step` further to the right."""
         known = [c for c in self.present() if c is not columns.TREND]
         at = known.index(self.sort) if self.sort in known else 0
         self.sort, self.reverse = known[(at + step) % len(known)], False
 
     def set_filter(self, text: str) -> None:
-        """Keep the VMs in whose name or job a regular expression is found; what is none is taken as text."""
+        """Keep the VMs in whose name or job a regular expression is found; an invalid one is taken as text."""
         self.filter, self.filter_note = text, ""
         if not text:
             self._pattern = None
@@ -176,7 +171,7 @@ class Model:
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Draw the shape of the last values: bars from their least to their largest; a gap where one is not known.
+    """Draw the shape of the last values: bars from their least to their largest; a gap if one is not known.
 
     Values that differ by less than a quarter are drawn level: their noise is not a shape.
     """

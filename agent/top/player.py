@@ -1,4 +1,4 @@
-"""Plays a recording to the live view: play, pause, wind, speed. Works in a thread of its own."""
+"""Plays a recording to the live view, in a thread: play, pause, wind, speed."""
 
 import threading
 import time
@@ -18,11 +18,9 @@ _STOP_WAIT_S = 10.0
 
 
 class Player:
-    """A recording as a feed. It is read forwards only: to go back it is read again from its beginning.
+    """A recording as a feed, read forwards only: to go back it is read again from its beginning.
 
-    Raises:
-        InputError: the file cannot be read or is not a recording.
-
+    InputError: the file cannot be read or is not a recording.
     """
 
     def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
@@ -50,7 +48,7 @@ class Player:
         self._thread.start()
 
     def want(self, uuid: str | None) -> None:
-        """Explain this VM with each tick from now on, and at once."""
+        """Explain this VM now and with each later tick."""
         with self._condition:
             self._wanted, self._asked = uuid, True
             self._condition.notify()
@@ -75,7 +73,7 @@ class Player:
             self._condition.notify()
 
     def wind(self, by_s: float) -> None:
-        """Go forward, or back, by so many seconds; keys that follow each other add up."""
+        """Go forward, or back; keys that follow each other add up."""
         with self._condition:
             at_s = self._host.at_s if self._target_s is None else self._target_s
             end_s = float("inf") if self._length_s is None else self._length_s
@@ -96,7 +94,9 @@ class Player:
         try:
             while True:
                 with self._condition:
-                    self._condition.wait_for(self._has_work, self._wait_s())
+                    # Until the next tick, or a key.
+                    wait_s = max(_TELL_S, -self._due_s() / self._speed) if self._playing else None
+                    self._condition.wait_for(self._has_work, wait_s)
                     if self._stopping:
                         return
                     target_s = self._target_s
@@ -109,7 +109,7 @@ class Player:
                     self._play(tell)
         except InputError as error:  # the file has gone, or is another one
             tell(Gone(str(error)))
-        except Exception as error:  # noqa: BLE001 - a view whose thread has died silently would stand still
+        except Exception as error:  # noqa: BLE001 - if the thread died silently the view would stand still
             tell(Gone(f"cannot play {self._file}: {error!r}; please report this"))
         finally:
             self._host.close()
@@ -117,21 +117,17 @@ class Player:
     def _has_work(self) -> bool:
         return self._stopping or self._asked or self._target_s is not None
 
-    def _wait_s(self) -> float | None:
-        """Seconds until the next tick is looked for; None: nothing to do until a key."""
-        return max(_TELL_S, -self._due_s() / self._speed) if self._playing else None
-
     def _play(self, tell: Tell) -> None:
         """Read the ticks that are due by now."""
         frames: deque[Frame] = deque(maxlen=HISTORY)
         until = time.monotonic() + _PROGRESS_S
         while self._due_s() >= 0 and not self._has_work() and time.monotonic() < until:
             if not self._host.advance():
-                self._end()
+                self._ended, self._playing = True, False
                 break
             frames.append(self._host.frame())
         if time.monotonic() >= until:
-            self._anchor_here()  # this machine is slower than the speed: do not run after it
+            self._anchor_here()  # this machine is slower than the speed: do not catch up
         if frames or self._ended:
             self._tell(tuple(frames), tell)
 
@@ -148,27 +144,24 @@ class Player:
             self._host = host = RecordedHost(self._file, self._config)
             self._ended, self._anew = False, True
         frames: deque[Frame] = deque(maxlen=HISTORY)
-        told_s = time.monotonic()
+        shown_s = time.monotonic()
         since_s = target_s - HISTORY * host.tick_s
         while not host.begun or host.at_s < target_s:
             if self._stopping or self._target_s != target_s:
                 return  # another key has come
             if not host.advance():
-                self._end()
+                self._ended, self._playing = True, False
                 break
             if host.at_s >= since_s:
                 frames.append(host.frame())
-            if time.monotonic() - told_s > _PROGRESS_S:
+            if time.monotonic() - shown_s > _PROGRESS_S:
                 tell(Came(position=self._position(seeking=True)))
-                told_s = time.monotonic()
+                shown_s = time.monotonic()
         with self._condition:
             if self._target_s == target_s:
                 self._target_s = None
         self._anchor_here()
         self._tell(tuple(frames), tell)
-
-    def _end(self) -> None:
-        self._ended, self._playing = True, False
 
     def _anchor_here(self) -> None:
         self._anchor = (time.monotonic(), self._host.at_s)

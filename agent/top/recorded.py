@@ -10,10 +10,9 @@ from agent.antagonists.decide_victims import Decisions
 from agent.antagonists.host_analysis import HostAnalysis
 from agent.api.messages import explanation_message, vms_message
 from agent.api.state import AgentState, Names
+from agent.clock import SystemClock
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
-from agent.detection.cloud_white import CloudWhite
-from agent.detection.degradation_models import load
-from agent.recording.playback import Playback
+from agent.recording.playback import Playback, cloud_white_of, read_errors
 from agent.sampling.scheduler import TickSchedule
 from agent.top.columns import METRICS
 from agent.top.model import Frame
@@ -24,21 +23,16 @@ _TAIL_BYTES = 1 << 20
 _TICK_LINE = b'{"tick":'
 
 
-class _TickLine(msgspec.Struct, frozen=True):
-    class Tick(msgspec.Struct, frozen=True):
-        """Of a tick's line, what says when it was."""
+class _Moment(msgspec.Struct, frozen=True):
+    """When a tick was."""
 
-        mono_ns: int
-
-    tick: Tick
+    mono_ns: int
 
 
-class _TickClock:
+class _TickClock(SystemClock):
     """Stands at the last tick that was read."""
 
-    def __init__(self) -> None:
-        self.mono = 0
-        self.unix = 0
+    mono = unix = 0
 
     def mono_ns(self) -> int:
         return self.mono
@@ -46,26 +40,21 @@ class _TickClock:
     def unix_ns(self) -> int:
         return self.unix
 
-    async def sleep_until(self, mono_ns: int) -> None:
-        """A recording has no sleep."""
-
 
 class RecordedHost:
     """A recording, tick by tick; `close` closes the file.
 
-    A line that is wrong is left out and noted in `trouble`. Without `config` the job rules are those of `Playback`.
-
-    Raises:
-        InputError: the file cannot be read or is not a recording.
-
+    A line that is wrong is left out and noted in `trouble`. See `Playback` for `config` and errors.
     """
 
     def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
         self._playback = Playback(file, config)
         self._ticks = self._playback.ticks()
+        #: Seconds from one tick to the next.
+        self.tick_s = self._playback.tick_s
         self._clock = _TickClock()
         section = config.cloud_white if config else CloudWhiteSection()
-        self._cloud_white = None if section.detector == "off" else CloudWhite(section, load(section.models))
+        self._cloud_white = cloud_white_of(section)
         # No coefficients are recorded: as an agent that central has not sent any.
         self._analysis = HostAnalysis(config.analysis if config else AnalysisSection(), "", CoefficientStore(None))
         self._decisions = Decisions(config or AgentConfig(agent=AgentSection()), self._cloud_white, self._analysis)
@@ -81,11 +70,6 @@ class RecordedHost:
         self._first_ns: int | None = None
         #: What was wrong with the file so far; "" nothing.
         self.trouble = ""
-
-    @property
-    def tick_s(self) -> float:
-        """Seconds from one tick to the next."""
-        return self._playback.tick_s
 
     @property
     def begun(self) -> bool:
@@ -131,7 +115,7 @@ class RecordedHost:
         return Frame(vms_message(self._state, METRICS), self._state.host())
 
     def explain(self, uuid: str) -> host_pb2.VmExplanation | None:
-        """Return all about a VM at this tick; None where it is not there."""
+        """Return all about a VM at this tick; None if it does not exist."""
         return explanation_message(self._state, uuid)
 
     def close(self) -> None:
@@ -140,23 +124,15 @@ class RecordedHost:
 
 
 def length_s(file: Path) -> float | None:
-    """Return the seconds from a recording's first tick to its last; None where it is not in the file.
-
-    Raises:
-        InputError: the file cannot be read.
-
-    """
-    try:
-        with file.open("rb") as stream:
-            first = next((line for line in stream if line.startswith(_TICK_LINE)), b"")
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - _TAIL_BYTES))
-            lines = stream.read().splitlines()
-    except OSError as error:
-        raise InputError(f"{file}: cannot read: {error.strerror}") from error
+    """Return the seconds from a recording's first tick to its last; None: unknown. InputError: cannot be read."""
+    with read_errors(file), file.open("rb") as stream:
+        first = next((line for line in stream if line.startswith(_TICK_LINE)), b"")
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - _TAIL_BYTES))
+        lines = stream.read().splitlines()
     last = next((line for line in reversed(lines) if line.startswith(_TICK_LINE) and line.endswith(b"}}")), b"")
     try:
-        ends = [msgspec.json.decode(line, type=_TickLine).tick.mono_ns for line in (first, last)]
+        ends = [msgspec.json.decode(line, type=dict[str, _Moment])["tick"].mono_ns for line in (first, last)]
     except ValueError:
         return None
     return (ends[1] - ends[0]) / 1e9

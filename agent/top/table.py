@@ -1,4 +1,4 @@
-"""The table of VMs. It draws only the lines that are seen, so 500 VMs cost hardly more than 40."""
+"""The table of VMs. It draws only the lines that are visible, so 500 VMs cost hardly more than 40."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -29,9 +29,9 @@ _CURSOR = Style(reverse=True)
 
 
 class VmTable(ScrollView, can_focus=True, inherit_bindings=False):
-    """Rows of VMs under a head that stays; one of them is selected, and stays so wherever it is sorted to.
+    """Rows of VMs under a fixed head; the selected one stays selected when the order changes.
 
-    `trend` draws a row's last minute, so many characters wide.
+    `trend` draws a row's last minute, `width` characters wide.
     """
 
     DEFAULT_CSS = "VmTable { overflow-x: hidden; overflow-y: auto; }"
@@ -79,17 +79,16 @@ class VmTable(ScrollView, can_focus=True, inherit_bindings=False):
             self.uuid = None
             self.post_message(self.Selected())
         self._place()
-        self.refresh()
 
     def _place(self) -> None:
         width = max(1, self.scrollable_content_region.width)
         self._shown, self.no_room = columns.fit(self._present, self._rows, width)
         self.virtual_size = Size(width, len(self._rows) + _HEAD_LINES)
+        self.refresh()
 
     def on_resize(self) -> None:
         """Choose the columns anew."""
         self._place()
-        self.refresh()
 
     @property
     def _cursor(self) -> int:
@@ -102,7 +101,7 @@ class VmTable(ScrollView, can_focus=True, inherit_bindings=False):
     # --- keys and mouse ---
 
     def action_move(self, by: int) -> None:
-        """Select a VM so many rows further down."""
+        """Select the VM `by` rows further down."""
         if self._rows:
             at = min(max(0, self._cursor + by), len(self._rows) - 1)
             self._select(at)

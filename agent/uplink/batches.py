@@ -1,6 +1,6 @@
 """CPI windows as protobuf columns (`whitepanda.v1.CpiBatch`): element i of every column is window i."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agent.antagonists.events import VmEvent
@@ -20,7 +20,7 @@ MAX_SEQUENCE = 2**63 - 1
 def encode(
     windows: Sequence[CpiWindow], *, spool_id: str, sequence: int, backlog: bool = False, events: Sequence[Report] = ()
 ) -> agent_pb2.CpiBatch:
-    """Make the batch of some windows, in any order, and of what goes along with them.
+    """Make a batch of windows, in any order, and of what goes along with them.
 
     A column that no window has is left empty; else a window without the value has NaN or 2^64-1 in it. `sequence` is
     the batch's number in the spool's incarnation `spool_id`, from 1; `backlog`: it is sent late, after an outage.
@@ -41,7 +41,7 @@ def encode(
     missing = [window.cpi is None for window in windows]
     if not all(missing):
         batch.cpi.extend(or_nan(window.cpi) for window in windows)
-    if any(missing):  # then the reasons are there for every row; their numbers are the protocol's
+    if any(missing):  # then every row has a reason; the numbers are the protocol's
         reasons: list[Any] = [int(window.cpi_reason) if window.cpi is None else 0 for window in windows]
         batch.cpi_reason.extend(reasons)
     for name in COUNTS:
@@ -57,37 +57,23 @@ def encode(
     return batch
 
 
-def encodable(windows: Sequence[CpiWindow], events: Sequence[Report]) -> tuple[list[CpiWindow], list[Report], str]:
-    """Leave out what no batch can hold, such as a text that is not Unicode or a number out of its column's range.
-
-    Returns the windows and events that can be encoded, and why the first other one cannot; "": all can.
-    """
-    reasons: list[str] = []
-
-    def fits(item: CpiWindow | Report) -> bool:
-        rows, reports = ([item], []) if isinstance(item, CpiWindow) else ([], [item])
-        try:
-            encode(rows, spool_id="", sequence=1, events=reports)
-        except Exception as error:  # noqa: BLE001 - to find out is what this is for
-            whose = "" if isinstance(item, Trigger) else f"VM {item.vm}: "
-            reasons.append(f"{whose}{type(error).__name__}: {error}")
-            return False
-        return True
-
-    return list(filter(fits, windows)), list(filter(fits, events)), reasons[0] if reasons else ""
+def problem_of(item: CpiWindow | Report) -> str:
+    """Return why no batch can hold an item, such as a text that is not Unicode or a number out of its range; or ""."""
+    windows, events = ([item], []) if isinstance(item, CpiWindow) else ([], [item])
+    try:
+        encode(windows, spool_id="", sequence=1, events=events)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it cannot be sent
+        whose = "" if isinstance(item, Trigger) else f"VM {item.vm}: "
+        return f"{whose}{type(error).__name__}: {error}"
+    return ""
 
 
 def pieces(
-    chunks: Iterable[Sequence[CpiWindow]],
-    spool_id: str,
-    number: Callable[[], int],
-    max_payload: int,
-    events: Sequence[Report] = (),
-) -> Iterator[tuple[int, bytes]]:
+    chunks: Iterable[Sequence[CpiWindow]], spool_id: str, sequence: int, max_payload: int, events: Sequence[Report] = ()
+) -> Iterator[tuple[int, int, bytes]]:
     """Serialise windows, one batch per chunk; a chunk of more than `max_payload` bytes is halved, down to one window.
 
-    `number` gives the next sequence number, and is called just before its batch comes out. Events go with the first
-    batch. Yields the rows and the message of each batch.
+    `sequence` is the first batch's number. Events go with that batch. Yields number, rows and message of each batch.
     """
     waiting = list(reversed(list(chunks)))
     while waiting:
@@ -98,5 +84,6 @@ def pieces(
             waiting += [chunk[half:], chunk[:half]]
             continue
         events = ()
-        batch.sequence = number()
-        yield len(chunk), batch.SerializeToString()
+        batch.sequence = sequence
+        yield sequence, len(chunk), batch.SerializeToString()
+        sequence += 1

@@ -1,7 +1,7 @@
-"""The uplink: keeps a stream to central open, whatever happens, and the agent free of waiting for it.
+"""The uplink: keeps a stream to central open, and never lets the agent wait for it.
 
 `submit` only puts windows aside; a thread writes them to the spool, and they leave it when central has
-acknowledged them. While central is away for days the agent works on and the spool fills up to its cap.
+acknowledged them. While central is away, the spool fills up to its cap.
 """
 
 import asyncio
@@ -10,25 +10,23 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NoReturn
+from typing import Any
 
 import grpc
 
 from agent.antagonists.update_limits import Refusals
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
-from agent.uplink.batches import Report, encodable
+from agent.uplink.batches import Report, problem_of
+from agent.uplink.disk_queue import Spool
 from agent.uplink.outage import Outage, explain
 from agent.uplink.queue import BatchQueue
-from agent.uplink.spool import Spool
-from agent.uplink.stream import AckTotals, StreamError, Taker, Timing, UplinkStream
+from agent.uplink.stream import AckTotals, Shared, StreamError, Taker, Timing, UplinkStream
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, MAX_BATCH_ROWS, MAX_MESSAGE_BYTES
 from whitepanda.common.tls import channel_credentials, warnings
 from whitepanda.v1 import agent_pb2, host_pb2
-
-UplinkState = Literal["off", "connecting", "connected"]
 
 _METHOD = "/whitepanda.v1.AgentStream/Connect"
 _MAX_PENDING = 64  # submissions that may wait for a slow disk
@@ -55,18 +53,15 @@ class Uplink:
         """Set up; nothing is opened before `run`.
 
         `hello` gives what is known now: host, boot_id, platform, agent_version, jobs, coefficient_version, window_ms;
-        it is called often. `on_coefficients` takes central's updates on the loop; `refusals` counts what is refused of
-        them. With `give_up_after_s`, `run` raises where central refuses this host or is away for so long.
+        it is called often. `on_coefficients` takes central's updates on the loop; `refusals` counts refused ones.
+        With `give_up_after_s`, `run` raises TlsError or UnavailableError if central refuses or is away for that long.
         `tls_prefix`: what the TLS settings are called in errors; "--": a tool's options. Tests shorten `timing`.
         """
         self._section = section
-        self._hello = hello
         self._queue = queue
-        self._on_coefficients = on_coefficients
         self._refusals = refusals or Refusals()
         self._give_up_after_s = give_up_after_s
         self._tls_prefix = tls_prefix
-        self._timing = timing or Timing()
         self._rng = rng or random.Random()  # noqa: S311 - jitter is not a secret
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._pending: deque[tuple[Sequence[CpiWindow], Sequence[Report]]] = deque()
@@ -79,11 +74,14 @@ class Uplink:
         self._unsendable, self._logged_unsendable = 0, ""
         #: What became of the batches since the start.
         self.totals = AckTotals()
+        self._shared = Shared(
+            section, hello, queue, on_coefficients, self._refusals, timing or Timing(), self.totals, self._in_thread
+        )
         #: Streams that central answered on.
         self.connections = 0
 
     def submit(self, windows: Sequence[CpiWindow], events: Sequence[Report] = ()) -> None:
-        """Queue windows and events for central. Never waits; is the disk stuck the oldest are dropped, counted."""
+        """Queue windows and events for central. Never waits; if the disk is stuck the oldest are dropped, counted."""
         if not windows and not events:
             return
         if len(self._pending) >= _MAX_PENDING:
@@ -95,7 +93,7 @@ class Uplink:
     def view(self) -> host_pb2.UplinkStatus:
         """Return the state for the local API; never blocks."""
         counts = self._queue.counts()
-        state: UplinkState = "connecting" if self._section.address else "off"
+        state = "connecting" if self._section.address else "off"
         if self._stream is not None and self._stream.heard.is_set():
             state = "connected"
         return host_pb2.UplinkStatus(
@@ -103,7 +101,7 @@ class Uplink:
             address=self._section.address,
             spooled_batches=counts.batches,
             spooled_bytes=counts.bytes,
-            acknowledged_batches=self.totals.sent_batches,
+            acknowledged_batches=self.totals.acknowledged_batches - self.totals.whole_batches,
             acknowledged_windows=self.totals.sent_rows,
             dropped_batches=counts.dropped_batches + self._overflows,
             rejected_rows=self.totals.all_rejected_rows + self._unsendable,
@@ -116,20 +114,14 @@ class Uplink:
         )
 
     async def run(self) -> None:
-        """Work until cancelled, then close the channel. May be run again; `close` comes last.
-
-        Raises:
-            TlsError, UnavailableError: only with `give_up_after_s`.
-
-        """
-        keeper = asyncio.create_task(self._keep_spool())
-        connector = asyncio.create_task(self._keep_connected())
+        """Work until cancelled, then close the channel; may be run again. See `give_up_after_s` for its errors."""
+        tasks = [asyncio.create_task(self._keep_spool()), asyncio.create_task(self._keep_connected())]
         try:
-            await asyncio.gather(keeper, connector)
+            await asyncio.gather(*tasks)
         finally:
-            for task in (keeper, connector):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(keeper, connector, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
         """Write what was submitted to the spool (a stuck disk gets 5 s) and let the thread go."""
@@ -159,14 +151,16 @@ class Uplink:
             self._appending = asyncio.ensure_future(self._in_thread(self._append, windows, events))
             await asyncio.shield(self._appending)
             if self._stream is not None:
-                self._stream.wake()
+                self._stream.wake.set()
 
     def _append(self, windows: Sequence[CpiWindow], events: Sequence[Report]) -> None:
-        """Queue what can be sent. Never raises: the rest is dropped and counted, and holds up nothing else."""
+        """Queue what can be sent. Never raises: the rest is dropped and counted."""
         why = self._try_append(windows, events)
         if not why:
             return
-        kept, reports, first = encodable(windows, events)
+        kept = [window for window in windows if not problem_of(window)]
+        reports = [event for event in events if not problem_of(event)]
+        first = next(filter(None, map(problem_of, (*windows, *events))), "")
         again = self._try_append(kept, reports) if first else why
         dropped = len(windows) + len(events) - (0 if again else len(kept) + len(reports))
         self._unsendable += dropped
@@ -176,12 +170,12 @@ class Uplink:
             _LOG.warning("what cannot be sent is dropped; please report this", rows=dropped, error=why)
 
     def _try_append(self, windows: Sequence[CpiWindow], events: Sequence[Report]) -> str:
-        """Append all or nothing; return why it cannot be done, "" where it was."""
+        """Append all or nothing; return why that failed, "" if it did not."""
         assert isinstance(self._queue, Spool)  # noqa: S101 - tools that bring their own queue submit nothing
         rows, size = self._limits
-        most = min(self._section.batch_rows, rows)
+        rows = min(self._section.batch_rows, rows)
         try:
-            self._queue.append(windows, max_rows=most, max_batch_bytes=size, events=events)
+            self._queue.append(windows, max_rows=rows, max_batch_bytes=size, events=events)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next submission is another one
             return f"{type(error).__name__}: {error}"
         return ""
@@ -199,12 +193,12 @@ class Uplink:
             ended = loop.time()
             if heard:
                 away_since, logged = ended, ""
-            if acknowledged or ended - started > self._timing.stable_s:
+            if acknowledged or ended - started > self._shared.timing.stable_s:
                 failures = 0
             self._last_error = outage.message
             if self._give_up_after_s is not None:
                 if outage.refused or ended - away_since > self._give_up_after_s:
-                    self._give_up(outage)
+                    raise (TlsError if outage.is_tls else UnavailableError)(outage.message)
                 if not logged:  # a tool's user reads the reason when it is given up
                     _LOG.warning("no stream to central yet, trying on", give_up_after_s=self._give_up_after_s)
             elif logged != outage.message:
@@ -214,20 +208,16 @@ class Uplink:
             failures += 1
 
     def _back_off_s(self, failures: int, *, refused: bool) -> float:
-        """Full jitter: anything up to a ceiling that doubles; where central refuses, long at once."""
+        """Full jitter: anything up to a ceiling that doubles; if central refuses, long from the start."""
         longest = self._section.reconnect_max_s
         if refused:
             return self._rng.uniform(longest / 2, longest)
         return self._rng.uniform(0, min(longest, self._section.reconnect_min_s * 2 ** min(failures, 32)))
 
-    @staticmethod
-    def _give_up(outage: Outage) -> NoReturn:
-        raise (TlsError if outage.is_tls else UnavailableError)(outage.message)
-
     async def _one_stream(self) -> tuple[Outage, bool, bool]:
         """Connect and talk until the end. Returns why it ended, and whether central said, acknowledged anything.
 
-        Not the stream itself: its call keeps the channel, which though closed would connect on through the pause.
+        Does not return the stream: its call keeps the channel, which even closed would try to connect in the pause.
         """
         address = self._section.address
         try:
@@ -241,25 +231,18 @@ class Uplink:
             options.append(("grpc.ssl_target_name_override", self._section.server_name))
         channel = grpc.aio.secure_channel(address, credentials, options=options)
         try:
-            # Answers stay bytes: grpc.aio makes None of what it cannot parse, and continues.
+            # Answers stay bytes: grpc.aio turns into None what it cannot parse, and continues.
             connect: Any = channel.stream_stream(_METHOD, request_serializer=agent_pb2.AgentMessage.SerializeToString)
             call = connect()
-            stream = self._stream = UplinkStream(
-                call,
-                self._queue,
-                self._hello,
-                self._on_coefficients,
-                self.totals,
-                self._refusals,
-                max_jobs=self._section.max_jobs,
-                in_flight_batches=self._section.in_flight_batches,
-                timing=self._timing,
-                in_thread=self._in_thread,
-            )
+            stream = self._stream = UplinkStream(call, self._shared)
             watcher = asyncio.create_task(self._note_connection(stream))
             try:
                 await stream.run()
-                outage = self._explain(*await _end_of(call), heard=stream.heard.is_set())
+                try:  # how it ended is known once its reader or writer has
+                    code, details = await asyncio.wait_for(call.code(), 5.0), await call.details() or ""
+                except TimeoutError:
+                    code, details = None, ""
+                outage = self._explain(code, details, heard=stream.heard.is_set())
             except StreamError as error:
                 outage = Outage(f"central {address} {error}")
             finally:
@@ -271,19 +254,10 @@ class Uplink:
             await channel.close()
 
     def _explain(self, code: grpc.StatusCode | None, details: str, *, heard: bool) -> Outage:
-        tls, prefix = self._section.tls, self._tls_prefix
-        outage = explain(
-            self._section.address,
-            code,
-            details,
-            heard=heard,
-            certificate=tls.certificate,
-            ca=tls.ca,
-            is_tool=prefix == "--",
-        )
+        outage = explain(self._section, code, details, heard=heard, is_tool=self._tls_prefix == "--")
         if outage.too_large:
             self._refusals.update("message", "a message larger than uplink.max_message_mib allows")
-        if outage.broke_off and (doubts := warnings(tls, server=False, prefix=prefix)):
+        if outage.broke_off and (doubts := warnings(self._section.tls, server=False, prefix=self._tls_prefix)):
             return Outage(f"{doubts[0]} (central {self._section.address}: {details})", refused=True, is_tls=True)
         return outage
 
@@ -292,12 +266,3 @@ class Uplink:
         self.connections += 1
         _LOG.info("connected to central", address=self._section.address, spooled_batches=self._queue.counts().batches)
         self._last_error = ""
-
-
-async def _end_of(call: Any) -> tuple[grpc.StatusCode | None, str]:
-    """Return how a call ended, which is known once its reader or writer has."""
-    try:
-        code = await asyncio.wait_for(call.code(), 5.0)
-        return code, await call.details() or ""
-    except TimeoutError:
-        return None, ""

@@ -1,8 +1,7 @@
-"""What stands in for the spool's disk while it cannot be written: a small queue in memory, and a reserve file.
+"""What replaces the spool's disk while it cannot be written: a small queue in memory, and a reserve file.
 
-While central is up data flow through the queue. It has a spool id of its own, drawn by each process, so its
-numbers need no disk to be unique. The reserve is room that the spool gives up when the disk gets full, so that
-what central has acknowledged can still be deleted.
+The queue has its own spool id, drawn by each process, so its numbers need no disk to be unique. The reserve is
+room that the spool gives up when the disk is full, so that what central has acknowledged can still be deleted.
 """
 
 import contextlib
@@ -10,8 +9,8 @@ import errno
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report, pieces
@@ -23,8 +22,7 @@ RESERVE_BYTES = 1 << 20
 _MAX_RANGES = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """One batch in memory."""
 
     sequence: int
@@ -38,43 +36,35 @@ class MemoryQueue:
     def __init__(self, max_bytes: int) -> None:
         self.spool_id = uuid.uuid4().hex
         self.rows = self.bytes = 0
+        #: The last number that was given; 0: none yet.
+        self.last_sequence = 0
         self._max_bytes = max_bytes
-        self._next_sequence = 1
         self._batches: dict[int, Waiting] = {}  # by sequence, in order
         self._fetched = 0  # up to this sequence in this stream
-        self._mark = 0  # up to this sequence they were there before this stream
+        self._mark = 0  # up to this sequence they are older than this stream
 
     def __len__(self) -> int:
         return len(self._batches)
-
-    @property
-    def last_sequence(self) -> int:
-        """The last number that was given; 0: none yet."""
-        return self._next_sequence - 1
 
     def append(
         self, chunks: Iterable[Sequence[CpiWindow]], max_payload: int, events: Sequence[Report] = ()
     ) -> list[Waiting]:
         """Queue windows and events. Returns the batches that had to go: the oldest."""
-        new = [
-            Waiting(self._next_sequence - 1, rows, payload)
-            for rows, payload in pieces(chunks, self.spool_id, self._number, max_payload, events)
-        ]  # all or nothing, as on the disk: one of them may not be to be encoded
+        # All or nothing, as on the disk: it may be impossible to encode one of them.
+        new = [Waiting(*one) for one in pieces(chunks, self.spool_id, self.last_sequence + 1, max_payload, events)]
         for batch in new:
+            self.last_sequence = batch.sequence
             self._batches[batch.sequence] = batch
             self.rows += batch.rows
             self.bytes += len(batch.payload)
         dropped = []
-        for sequence in list(self._batches):
-            if self.bytes <= self._max_bytes:
-                break
-            dropped.append(self._pop(sequence))
+        while self.bytes > self._max_bytes:
+            dropped.append(self.pop(next(iter(self._batches))))
         return dropped
 
     def begin_stream(self) -> None:
         """All is to be fetched again."""
-        self._fetched = 0
-        self._mark = self._next_sequence - 1
+        self._fetched, self._mark = 0, self.last_sequence
 
     def fetch(self, limit: int) -> list[tuple[Waiting, bool]]:
         """Return up to `limit` batches not fetched in this stream, each with whether it is backlog."""
@@ -87,25 +77,17 @@ class MemoryQueue:
         """Return what this stream has not fetched, or everything."""
         return [b for sequence, b in self._batches.items() if everything or sequence > self._fetched]
 
-    def forget(self, batches: Iterable[Waiting]) -> None:
-        """Remove batches that are elsewhere now."""
-        for batch in batches:
-            self._pop(batch.sequence)
-
     def acknowledge(self, spool_id: str, ranges: Iterable[tuple[int, int]]) -> int:
         """Forget these. Returns how many there were."""
         if spool_id != self.spool_id:
             return 0
-        gone = [s for first, last in ranges for s in self._batches if first <= s <= last]
-        for sequence in set(gone):
-            self._pop(sequence)
-        return len(set(gone))
+        gone = {s for first, last in ranges for s in self._batches if first <= s <= last}
+        for sequence in gone:
+            self.pop(sequence)
+        return len(gone)
 
-    def _number(self) -> int:
-        self._next_sequence += 1
-        return self._next_sequence - 1
-
-    def _pop(self, sequence: int) -> Waiting:
+    def pop(self, sequence: int) -> Waiting:
+        """Remove a batch."""
         batch = self._batches.pop(sequence)
         self.rows -= batch.rows
         self.bytes -= len(batch.payload)
@@ -115,7 +97,7 @@ class MemoryQueue:
 class Acknowledged:
     """What is to be deleted from the disk, until that has worked: ranges of numbers per spool id.
 
-    Bounded: what does not fit is forgotten, and then sent once more by a later stream, which central notices.
+    Bounded: what does not fit is forgotten; a later stream sends it once more, and central counts it once.
     """
 
     def __init__(self) -> None:
@@ -161,7 +143,7 @@ class Reserve:
         return True
 
     def take(self) -> bool:
-        """Hold the room; False: the disk is full, which it counts as while less than twice as much is free."""
+        """Hold the room; False: the disk is full, with less than twice as much free."""
         if self._path.exists():
             return True
         try:

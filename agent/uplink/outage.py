@@ -1,9 +1,10 @@
 """Why a stream to central ended, in one line with the remedy: from gRPC's status and text."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 
+from agent.config import UplinkSection
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, version_span
 from whitepanda.common.texts import printable
 from whitepanda.common.tls import is_of_another_ca, not_grpc
@@ -11,15 +12,14 @@ from whitepanda.common.tls import is_of_another_ca, not_grpc
 _MAX_DETAILS = 1000  # of gRPC's text
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """Why there is no stream. `refused`: it will not get better by trying again soon; someone has to act."""
+class Outage(NamedTuple):
+    """Why there is no stream. `refused`: trying again soon will not help; someone has to act."""
 
     message: str
     refused: bool = False
     is_tls: bool = False
     too_large: bool = False  # it sent a message larger than is taken
-    broke_off: bool = False  # before central said anything, as one does that does not accept our certificate
+    broke_off: bool = False  # before central said anything, as if it does not accept our certificate
 
 
 # What gRPC's end of a stream means: by status code, then by what its text says of the TLS handshake.
@@ -86,25 +86,18 @@ _OPTIONS = {"host": "--name", "server_name": "--server-name"}
 
 
 def explain(
-    address: str,
-    code: grpc.StatusCode | None,
-    details: str,
-    *,
-    heard: bool = False,
-    certificate: str = "",
-    ca: str = "",
-    is_tool: bool = False,
+    section: UplinkSection, code: grpc.StatusCode | None, details: str, *, heard: bool = False, is_tool: bool = False
 ) -> Outage:
     """Turn gRPC's end of a stream, its status and text, into one line with the remedy.
 
-    `heard`: whether central said anything in it. `certificate`: the agent's own, a file, as is the `ca` that central's
-    certificate is checked against. `is_tool`: name a tool's options, not an agent's settings.
+    `heard`: whether central said anything in it. `is_tool`: name a tool's options, not an agent's settings.
     """
+    address = section.address
     details = printable(" ".join(details.split()))[:_MAX_DETAILS] or "no details"
     if why := not_grpc(details):
         return Outage(f"central {address} {why}; see {'--central' if is_tool else 'uplink.address'}", refused=True)
     if is_of_another_ca(details):
-        message = f"the certificate of central {address} is not of the CA in {ca}"
+        message = f"the certificate of central {address} is not of the CA in {section.tls.ca}"
         setting = "--tls or --ca" if is_tool else "uplink.tls.ca"
         remedy = f"is it of another fleet? Give the CA that issued it ({setting}), or another address"
         return Outage(f"{message}; {remedy}", refused=True, is_tls=True)
@@ -115,7 +108,7 @@ def explain(
         kind = None
     if kind is not None:
         what, remedy = _REFUSALS[kind]
-        names = {"address": address, "certificate": certificate} | (_OPTIONS if is_tool else _SETTINGS)
+        names = {"address": address, "certificate": section.tls.certificate} | (_OPTIONS if is_tool else _SETTINGS)
         message = f"{what.format(**names)}: {details}; {remedy.format(**names)}"
         # What merely breaks off may be a central that is just being restarted.
         broke_off = kind == "closed" or (kind == "handshake" and "ssl" not in lower)

@@ -1,8 +1,8 @@
-"""What the uplink sends from: batches that wait to be acknowledged, on disk (`agent.uplink.spool`) or of a replay."""
+"""What the uplink sends from: batches that wait to be acknowledged, in the spool or of a replay."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from whitepanda.v1 import agent_pb2
 
@@ -10,8 +10,7 @@ from whitepanda.v1 import agent_pb2
 ENVELOPE_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedBatch:
+class QueuedBatch(NamedTuple):
     """A batch that waits to be acknowledged."""
 
     rows: int
@@ -37,9 +36,7 @@ class QueueCounts:
 class BatchQueue(Protocol):
     """Where the uplink takes batches from. All calls but `counts` may block, and come one at a time."""
 
-    @property
-    def spool_id(self) -> str:
-        """The incarnation that new batches are numbered in."""
+    spool_id: str  # the incarnation that new batches are numbered in
 
     def begin_stream(self) -> None:
         """Start over: all that is not acknowledged is to be fetched again."""

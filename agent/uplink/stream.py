@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from agent.antagonists.update_limits import Refusals, has_more_parts
+from agent.config import UplinkSection
 from agent.uplink.queue import ENVELOPE_BYTES, BatchQueue, QueuedBatch
 from whitepanda.common import log
 from whitepanda.common.protocol import (
@@ -28,7 +29,7 @@ Taker = Callable[[agent_pb2.CoefficientUpdate], asyncio.Future[bool] | None]
 
 #: Batches in flight until central has acknowledged some.
 FIRST_WINDOW = 4
-_FETCH = 4  # batches read from the queue at a time: live ones wait for at most so many of the backlog
+_FETCH = 4  # batches read from the queue at a time: live ones wait for at most this many of the backlog
 _MAX_SLOW_DOWN_S = 600.0
 _LEAST_BATCH_BYTES = 1 << 16  # a window with the longest names takes a tenth; ingest.max_message_bytes allows no less
 # Of an acknowledgement: ranges, reasons that are counted apart, characters of a reason and of what explains it.
@@ -42,25 +43,25 @@ _LOG = log.get("uplink")
 class Timing:
     """Patience, in seconds. Tests shorten it."""
 
-    welcome_s: float = 60.0  # a central that does not answer the Hello for so long is given up
-    acknowledgement_s: float = 60.0  # a central that acknowledges nothing for so long is given up
+    welcome_s: float = 60.0  # a central that does not answer the Hello for this long is given up
+    acknowledgement_s: float = 60.0  # a central that acknowledges nothing for this long is given up
     poll_s: float = 1.0  # how often jobs and the state are checked when nothing happens
-    stable_s: float = 30.0  # a stream that lived so long was a good one: back-off starts anew
+    stable_s: float = 30.0  # after a stream that lived this long, back-off starts anew
 
 
 @dataclass(slots=True)
 class AckTotals:
     """What became of the batches since the start of this process.
 
-    Acknowledged is what has left the queue, rejected ones included: `sent_batches` and `sent_rows` leave these out.
+    Acknowledged is what has left the queue, rejected ones included: `sent_rows` leaves these out.
     Acknowledged rows that are in no other count were in central before.
     """
 
     acknowledged_batches: int = 0
     acknowledged_rows: int = 0
     accepted_rows: int = 0
-    rejected_rows: dict[str, int] = field(default_factory=dict)
-    rejected_batches: dict[str, int] = field(default_factory=dict)
+    rejected_rows: Counter[str] = field(default_factory=Counter)  # by reason
+    rejected_batches: Counter[str] = field(default_factory=Counter)
     whole_batches: int = 0  # rejected whole, and their rows
     rejected_batch_rows: int = 0
     has_low_limit: bool = False  # whether the log has a limit that is not obeyed
@@ -71,17 +72,36 @@ class AckTotals:
     @property
     def all_rejected_rows(self) -> int:
         """Rows that were rejected, one by one or with their batch."""
-        return sum(self.rejected_rows.values()) + self.rejected_batch_rows
-
-    @property
-    def sent_batches(self) -> int:
-        """Batches that central took."""
-        return self.acknowledged_batches - self.whole_batches
+        return self.rejected_rows.total() + self.rejected_batch_rows
 
     @property
     def sent_rows(self) -> int:
         """Rows that central took."""
         return self.acknowledged_rows - self.all_rejected_rows
+
+    def acknowledge(self, rows: Collection[int]) -> None:
+        """Count batches that leave the queue, by their rows."""
+        self.acknowledged_batches += len(rows)
+        self.acknowledged_rows += sum(rows)
+
+    def reject_batch(self, rows: int) -> None:
+        """Count a batch that was rejected whole."""
+        self.whole_batches += 1
+        self.rejected_batch_rows += rows
+
+
+@dataclass(slots=True)
+class Shared:
+    """What an uplink and its streams share. `in_thread` runs a blocking function of the queue off the loop."""
+
+    section: UplinkSection
+    hello: Callable[[], agent_pb2.Hello]
+    queue: BatchQueue
+    on_coefficients: Taker | None
+    refusals: Refusals
+    timing: Timing
+    totals: AckTotals
+    in_thread: Callable[..., Coroutine[Any, Any, Any]]
 
 
 class StreamError(Exception):
@@ -89,44 +109,25 @@ class StreamError(Exception):
 
 
 class UplinkStream:
-    """Drives one call with raw bytes as answers. `in_thread` runs a blocking function of the queue off the loop."""
+    """Drives one call with raw bytes as answers."""
 
-    def __init__(
-        self,
-        call: Any,
-        queue: BatchQueue,
-        hello: Callable[[], agent_pb2.Hello],
-        on_coefficients: Taker | None,
-        totals: AckTotals,
-        refusals: Refusals,
-        *,
-        in_flight_batches: int,
-        max_jobs: int,
-        timing: Timing,
-        in_thread: Callable[..., Coroutine[Any, Any, Any]],
-    ) -> None:
+    def __init__(self, call: Any, shared: Shared) -> None:
         self._call = call
-        self._queue = queue
-        self._hello = hello
-        self._on_coefficients = on_coefficients
-        self._totals = totals
-        self._refusals = refusals
-        self._max_parts = _MAX_PARTS_PER_JOB * max_jobs + _OTHER_PARTS
+        self._shared = shared
+        self._queue, self._totals, self._timing = shared.queue, shared.totals, shared.timing
+        self._max_parts = _MAX_PARTS_PER_JOB * shared.section.max_jobs + _OTHER_PARTS
         self._taking: asyncio.Future[bool] | None = None
         self._lacks_an_update = False
-        self._most_in_flight = in_flight_batches
-        self._window = min(FIRST_WINDOW, in_flight_batches)
-        self._timing = timing
-        self._in_thread = in_thread
+        self._window = self._first_window = min(FIRST_WINDOW, shared.section.in_flight_batches)
         self._in_flight: dict[tuple[str, int], int] = {}
         self._fetched: deque[QueuedBatch] = deque()
-        self._wake = asyncio.Event()
         self._welcomed = asyncio.Event()
         self._heartbeat_s = DEFAULT_HEARTBEAT_MS / 1000
         self._last_message_s = self._last_batch_s = self._last_ack_s = 0.0
-        self._jobs: tuple[str, ...] = ()
-        self._coefficient_version = 0
-        #: Least time between batches, as central asks for it.
+        self._reported: tuple[tuple[str, ...], int] = ((), 0)  # jobs and the version of coefficients
+        #: Set when the queue has something new.
+        self.wake = asyncio.Event()
+        #: Least time between batches, as central demands.
         self.min_interval_s = 0.0
         self.max_batch_rows = MAX_BATCH_ROWS
         self.max_batch_bytes = MAX_MESSAGE_BYTES
@@ -134,18 +135,9 @@ class UplinkStream:
         self.heard = asyncio.Event()
         self.acknowledged = False
 
-    def wake(self) -> None:
-        """Tell the stream that the queue has something new."""
-        self._wake.set()
-
     async def run(self) -> None:
-        """Talk until the stream ends, in any way; exceptions other than gRPC's propagate.
-
-        Raises:
-            StreamError: central takes or acknowledges nothing, or sends garbage.
-
-        """
-        await self._in_thread(self._queue.begin_stream)
+        """Talk until the stream ends. StreamError: central takes or acknowledges nothing, or sends garbage."""
+        await self._shared.in_thread(self._queue.begin_stream)
         tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -161,19 +153,19 @@ class UplinkStream:
     # -- sending ---------------------------------------------------------------------------------
 
     async def _write(self) -> None:
-        hello = self._hello()
+        hello = self._shared.hello()
         hello.spool_id = self._queue.spool_id
         hello.sent_unix_ns = time.time_ns()
         hello.protocol_version = PROTOCOL_VERSION
         hello.min_protocol_version = MIN_PROTOCOL_VERSION
-        self._jobs, self._coefficient_version = tuple(hello.jobs), hello.coefficient_version
+        self._reported = (tuple(hello.jobs), hello.coefficient_version)
         await self._send(agent_pb2.AgentMessage(hello=hello))
         try:
             await asyncio.wait_for(self._welcomed.wait(), self._timing.welcome_s)
         except TimeoutError:
             raise StreamError(f"has sent no Welcome for {self._timing.welcome_s:g} s") from None
         while True:
-            self._wake.clear()
+            self.wake.clear()
             now = _now()
             if self._in_flight and now - self._last_ack_s > self._timing.acknowledgement_s:
                 raise StreamError(f"has acknowledged nothing for {self._timing.acknowledgement_s:g} s")
@@ -185,7 +177,7 @@ class UplinkStream:
                 continue
             pause = max(due - now, 0.001) if due > now else self._timing.poll_s
             try:
-                await asyncio.wait_for(self._wake.wait(), min(pause, self._timing.poll_s, self._heartbeat_s))
+                await asyncio.wait_for(self.wake.wait(), min(pause, self._timing.poll_s, self._heartbeat_s))
             except TimeoutError:
                 continue
 
@@ -198,12 +190,12 @@ class UplinkStream:
         self._last_message_s = _now()
 
     async def _send_heartbeat(self, now: float) -> None:
-        """Send one where it is time, or where jobs or the coefficients' version changed."""
-        hello = self._hello()
+        """Send one when it is due, or when jobs or the version of the coefficients changed."""
+        hello = self._shared.hello()
         state = (tuple(hello.jobs), hello.coefficient_version)
-        if state == (self._jobs, self._coefficient_version) and now - self._last_message_s < self._heartbeat_s:
+        if state == self._reported and now - self._last_message_s < self._heartbeat_s:
             return
-        self._jobs, self._coefficient_version = state
+        self._reported = state
         counts = self._queue.counts()
         heartbeat = agent_pb2.Heartbeat(
             sent_unix_ns=time.time_ns(),
@@ -219,7 +211,7 @@ class UplinkStream:
         if room <= 0:
             return None
         if not self._fetched:
-            self._fetched.extend(await self._in_thread(self._queue.fetch, min(room, _FETCH)))
+            self._fetched.extend(await self._shared.in_thread(self._queue.fetch, min(room, _FETCH)))
         return self._fetched.popleft() if self._fetched else None
 
     async def _send_batch(self, batch: QueuedBatch) -> None:
@@ -227,16 +219,13 @@ class UplinkStream:
         if size > self.max_batch_bytes or batch.rows > self.max_batch_rows:
             # Spooled under another central's limits; sending it would only end the stream, time and again.
             sequence = batch.message.sequence
-            await self._in_thread(self._queue.acknowledge, batch.message.spool_id, [(sequence, sequence)])
-            totals = self._totals
-            totals.acknowledged_rows += batch.rows
-            totals.acknowledged_batches += 1
-            totals.rejected_batch_rows += batch.rows
-            totals.whole_batches += 1
+            await self._shared.in_thread(self._queue.acknowledge, batch.message.spool_id, [(sequence, sequence)])
+            self._totals.acknowledge([batch.rows])
+            self._totals.reject_batch(batch.rows)
             limits = f"central takes {self.max_batch_rows} rows, {self.max_batch_bytes} bytes"
             detail = f"{batch.rows} rows, {size} bytes; {limits}"
             what = "the agent discards a batch that is above central's limits"
-            self._reject(totals.rejected_batches, "above_limits", 1, detail, what)
+            self._reject(self._totals.rejected_batches, "above_limits", 1, detail, what)
             return
         if not self._in_flight:
             self._last_ack_s = _now()
@@ -251,7 +240,7 @@ class UplinkStream:
             if has_more_parts(raw, self._max_parts):
                 self._lacks_an_update = True
                 why = f"a message of more than {self._max_parts} parts; for more jobs raise uplink.max_jobs"
-                self._refusals.update("parts", why, bytes=len(raw))
+                self._shared.refusals.update("parts", why, bytes=len(raw))
                 continue
             try:
                 message = agent_pb2.CentralMessage.FromString(raw)
@@ -266,9 +255,11 @@ class UplinkStream:
             elif kind == "welcome":
                 self._take_welcome(message.welcome)
             elif kind == "slow_down":
-                self._take_slow_down(message.slow_down)
-            # Anything else is of a newer protocol, which central speaks only where both agreed on it.
-            self._wake.set()
+                self.min_interval_s = min(message.slow_down.min_batch_interval_ms / 1000, _MAX_SLOW_DOWN_S)
+                if self.min_interval_s:
+                    self._window = self._first_window
+            # Anything else is of a newer protocol, which central speaks only if both agreed on it.
+            self.wake.set()
 
     def _take_welcome(self, welcome: agent_pb2.Welcome) -> None:
         self.max_batch_rows = welcome.max_batch_rows or MAX_BATCH_ROWS
@@ -284,55 +275,44 @@ class UplinkStream:
         self._heartbeat_s = min(max(welcome.heartbeat_ms or DEFAULT_HEARTBEAT_MS, 100), 600_000) / 1000
         self._welcomed.set()
 
-    def _take_slow_down(self, slow_down: agent_pb2.SlowDown) -> None:
-        self.min_interval_s = min(slow_down.min_batch_interval_ms / 1000, _MAX_SLOW_DOWN_S)
-        if self.min_interval_s:
-            self._window = min(FIRST_WINDOW, self._most_in_flight)
-
     async def _take_ack(self, ack: agent_pb2.Ack) -> None:
-        """Forget what is acknowledged, of what was sent in this stream: the rest central cannot have.
+        """Forget what is acknowledged of what was sent in this stream; central cannot have anything else.
 
-        What may be in flight grows by it, as a TCP sender's window does in slow start (RFC 5681, section 3.1): when a
-        central is back that was away for days, ten thousand agents come with a backlog at once.
+        Each acknowledged batch allows one more in flight, as in TCP's slow start (RFC 5681, section 3.1): when central
+        is back after days, ten thousand agents send their backlogs together.
         """
         if len(ack.ranges) > _MAX_RANGES:
             raise StreamError(f"acknowledges {len(ack.ranges)} ranges at once; {_MAX_RANGES} are more than it needs")
         ranges = [(r.first, r.last) for r in ack.ranges]
-        taken = []
-        for key, rows in self._in_flight.items():
-            sequence = key[1]
-            if key[0] == ack.spool_id and any(first <= sequence <= last for first, last in ranges):
-                taken.append((sequence, rows))
-        for sequence, _ in taken:
+        rows_of = {
+            sequence: rows
+            for (spool_id, sequence), rows in self._in_flight.items()
+            if spool_id == ack.spool_id and any(first <= sequence <= last for first, last in ranges)
+        }
+        taken = [(sequence, sequence) for sequence in rows_of]
+        for sequence in rows_of:
             del self._in_flight[ack.spool_id, sequence]
-        totals = self._totals
-        totals.acknowledged_batches += len(taken)
-        rows_of = dict(taken)
-        totals.acknowledged_rows += sum(rows_of.values())
+        self._totals.acknowledge(rows_of.values())
         self._count_batches(ack, rows_of)
         self._count_rows(ack, sum(rows_of.values()))
-
         if taken:
             if not self.min_interval_s:
-                self._window = min(self._window + len(taken), self._most_in_flight)
+                self._window = min(self._window + len(taken), self._shared.section.in_flight_batches)
             self.acknowledged = True
             self._last_ack_s = _now()
-            gone = [(sequence, sequence) for sequence, _ in taken]
             # Shielded: it is counted, so it must leave the queue even if this stream ends now.
-            await asyncio.shield(self._in_thread(self._queue.acknowledge, ack.spool_id, gone))
+            await asyncio.shield(self._shared.in_thread(self._queue.acknowledge, ack.spool_id, taken))
         elif ranges:
-            totals.ignored_acknowledgements += 1
+            self._totals.ignored_acknowledgements += 1
 
     def _count_batches(self, ack: agent_pb2.Ack, rows_of: dict[int, int]) -> None:
         """Count the batches refused whole, each once, and take them out of `rows_of`: rows by sequence number."""
-        totals = self._totals
         for batch in ack.rejected_batches:
             if batch.sequence in rows_of:
-                totals.whole_batches += 1
-                totals.rejected_batch_rows += rows_of.pop(batch.sequence)
+                self._totals.reject_batch(rows_of.pop(batch.sequence))
             elif batch.sequence:  # 0: it has no number
                 continue
-            self._reject(totals.rejected_batches, batch.reason, 1, batch.detail)
+            self._reject(self._totals.rejected_batches, batch.reason, 1, batch.detail)
 
     def _count_rows(self, ack: agent_pb2.Ack, total: int) -> None:
         """Count what central did with the rows of an acknowledgement, `total` without batches refused whole."""
@@ -353,42 +333,36 @@ class UplinkStream:
             self._reject(self._totals.rejected_rows, rows.reason, rows.count, "rows")
 
     @staticmethod
-    def _reject(
-        counts: dict[str, int], reason: str, count: int, detail: str, what: str = "central rejects data"
-    ) -> None:
-        """Count; the first time that a reason turns up it is logged. Reasons beyond a bound are one."""
+    def _reject(counts: Counter[str], reason: str, count: int, detail: str, what: str = "central rejects data") -> None:
+        """Count, and log the first of each reason. Reasons beyond a bound are counted as one."""
         reason = printable(reason[:_MAX_REASON])
         if reason not in counts and len(counts) >= _MAX_REASONS:
             reason = "other"
         if reason not in counts:
             _LOG.warning(what, reason=reason, count=count, detail=detail[:_MAX_DETAIL])
-        counts[reason] = counts.get(reason, 0) + count
+        counts[reason] += count
 
     async def _take_coefficients(self, update: agent_pb2.CoefficientUpdate) -> None:
         """Hand an update on. While one is being taken the next waits, and central with it: memory holds two at most.
 
-        What was refused is missing from the changes that follow, as central does not know of it: then a new stream
-        begins: its Hello says what is known.
+        Central does not know what was refused, so later changes lack it: then a new stream begins, whose Hello says
+        what is known.
         """
-        await self._taken()
+        if (taking := self._taking) is not None:
+            await asyncio.wait({taking})
+            if taking.cancelled() or taking.exception() is not None or not taking.result():
+                self._lacks_an_update = True
+            self._taking = None
         if self._lacks_an_update and not update.full:
             raise StreamError("sends changes to coefficients that were refused; beginning anew")
         self._lacks_an_update = False
         self._totals.coefficient_updates += 1
-        if self._on_coefficients is None:
+        if self._shared.on_coefficients is None:
             return
         try:
-            self._taking = self._on_coefficients(update)
+            self._taking = self._shared.on_coefficients(update)
         except Exception as error:  # noqa: BLE001 - whatever the analysis makes of it, samples must still flow
             _LOG.error("coefficients cannot be used", version=update.version, error=repr(error))
-
-    async def _taken(self) -> None:
-        if self._taking is None:
-            return
-        await asyncio.wait({self._taking})
-        if self._taking.cancelled() or self._taking.exception() is not None or not self._taking.result():
-            self._lacks_an_update = True
-        self._taking = None
 
 
 def _now() -> float:

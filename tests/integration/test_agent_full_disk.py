@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.sampling.windows import CpiWindow
-from agent.uplink.spool import Spool
+from agent.uplink.disk_queue import Spool
 
 ROWS = 100
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from agent.config import UplinkSection
 from agent.uplink.client import Uplink
-from agent.uplink.spool import Spool
+from agent.uplink.disk_queue import Spool
 from central import pki
 from central.authorisation.revocation_list import LOOK_S, revoked_text
 from central.cli.pki import app as pki_app

@@ -15,7 +15,7 @@ import pytest
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
 from agent.uplink.client import Uplink
-from agent.uplink.spool import Spool
+from agent.uplink.disk_queue import Spool
 from agent.uplink.stream import Timing
 from central.config import IngestSection
 from central.journal.flush import Roller

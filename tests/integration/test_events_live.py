@@ -19,8 +19,8 @@ from agent.detection.degradation_models import load
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.uplink.client import Uplink
+from agent.uplink.disk_queue import Spool
 from agent.uplink.messages import event_message
-from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing
 from collector.base import Reason
 from collector.registry import SOURCES

@@ -20,7 +20,7 @@ from agent.antagonists.advisor import Advisor
 from agent.antagonists.reports import Trigger
 from agent.config import AnalysisSection, UplinkSection
 from agent.uplink.client import Uplink
-from agent.uplink.spool import Spool
+from agent.uplink.disk_queue import Spool
 from agent.uplink.stream import Timing
 from tests.support.central_process import MAIN, CentralProcess
 from tests.unit.agent import canned_agents

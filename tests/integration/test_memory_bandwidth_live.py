@@ -20,7 +20,7 @@ from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.windows import CpiWindow
 from agent.uplink.client import Uplink
-from agent.uplink.spool import Spool
+from agent.uplink.disk_queue import Spool
 from agent.uplink.stream import Timing
 from collector.base import Reason, SourceSample
 from collector.inventory.inventory import Inventory

@@ -11,7 +11,7 @@ import pytest
 from agent.antagonists.coefficients import CoefficientStore
 from agent.config import UplinkSection
 from agent.uplink.client import Uplink
-from agent.uplink.spool import Spool
+from agent.uplink.disk_queue import Spool
 from agent.uplink.stream import Timing
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from central.lake.schema import SAMPLES

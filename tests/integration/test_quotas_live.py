@@ -13,7 +13,7 @@ import pytest
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
 from agent.uplink.client import Uplink
-from agent.uplink.spool import Spool
+from agent.uplink.disk_queue import Spool
 from central.config import QuotaSection
 from tests.support.spoken_streams import Centrals, Peer
 from tests.support.waiting import until

@@ -13,7 +13,7 @@ from pathlib import Path
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
 from agent.uplink.client import Uplink
-from agent.uplink.spool import Spool
+from agent.uplink.disk_queue import Spool
 from agent.uplink.stream import Timing
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2

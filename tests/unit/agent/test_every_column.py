@@ -18,7 +18,7 @@ from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report
-from agent.uplink.spool import Spool
+from agent.uplink.disk_queue import Spool
 from collector.base import Reason, SourceSample
 from collector.cgroup.source import CgroupSource
 from collector.inventory.inventory import Inventory

@@ -169,7 +169,7 @@ def test_the_message_has_the_slow_down_and_who_found_it():
 
 
 def test_it_goes_with_the_first_batch_only():
-    (one,) = pieces([[]], "s", iter([1]).__next__, 1 << 20, [trigger(5)])
-    found = agent_pb2.CpiBatch.FromString(one[1])
+    (one,) = pieces([[]], "s", 1, 1 << 20, [trigger(5)])
+    found = agent_pb2.CpiBatch.FromString(one[2])
     assert (found.sequence, len(found.triggers), len(found.events)) == (1, 1, 0)
     assert encode([], spool_id="s", sequence=1).triggers == []

@@ -389,11 +389,13 @@ async def test_an_acknowledgement_of_too_many_ranges_ends_the_stream(tmp_path, c
 
 
 def test_a_message_that_is_too_large_is_said_with_the_setting():
-    outage = explain("c:1", None, "CLIENT: Received message larger than max (19922961 vs. 4194304)")
+    outage = explain(
+        UplinkSection(address="c:1"), None, "CLIENT: Received message larger than max (19922961 vs. 4194304)"
+    )
     assert outage.too_large
     assert outage.refused
     assert "uplink.max_message_mib" in outage.message
-    theirs = explain("c:1", None, "SERVER: Received message larger than max (9 vs. 4)")
+    theirs = explain(UplinkSection(address="c:1"), None, "SERVER: Received message larger than max (9 vs. 4)")
     assert not theirs.too_large
 
 
@@ -404,7 +406,7 @@ _AGENT = """
     from agent.antagonists.coefficients import CoefficientStore
     from agent.config import UplinkSection
     from agent.host_info import resident_bytes
-    from agent.uplink.spool import Spool
+    from agent.uplink.disk_queue import Spool
     from agent.antagonists.update_limits import Refusals
     from agent.uplink.client import Uplink
     from agent.uplink.stream import Timing

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from agent.cli import record as module
+from agent.cli._options import progress_bar
 from agent.cli.record import record
 from agent.recording import record as recording
 from agent.recording.format import Reader, Recorder
@@ -317,6 +318,6 @@ def test_without_any_source_nothing_is_recorded(plans, config, file):
 def test_the_bar_is_for_people_and_what_takes_long(monkeypatch, seconds, terminal, shown):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
     monkeypatch.setattr("agent.cli._options.errors", console)
-    with module._bar(seconds) as show:
-        show(1.0)
+    with progress_bar("recording", seconds, shown=seconds > module._BAR_FROM_S) as bar:
+        bar(completed=1.0)
     assert ("recording" in console.file.getvalue()) == shown

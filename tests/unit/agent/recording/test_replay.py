@@ -1,6 +1,7 @@
 import asyncio
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import pyarrow.csv as pa_csv
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import agent.cli.replay as command
-from agent.config import AgentConfig, AgentSection, JobRule
+from agent.config import AgentConfig, AgentSection, JobRule, UplinkSection
 from agent.recording.format import Header, RecordedTick, Recorder
 from agent.recording.replay import RecordedRows, ReplayResult, TraceRows, is_recording, read_all, send, spool_id_of
 from collector.base import HostCounters, PerfCounters, PerfGroup, SourceSample, ThreadCounters, VmIdentity, VmSample
@@ -64,7 +65,9 @@ def test_batches_hold_the_rows_as_columns(trace):
                 assert (batch.cpi[n], batch.cpi_reason[n]) == (1 + i % 7, 0)
             i += 1
     assert i == 2498
-    assert (rows.rows_read, rows.without_cpi, rows.rejected) == (2500, 500, {"unknown_machine": 1, "bad_cpu_usage": 1})
+    counts = rows.result
+    rejected = {"unknown_machine": 1, "bad_cpu_usage": 1}
+    assert (counts.rows_read, counts.without_cpi, counts.rejected_by_reader) == (2500, 500, rejected)
 
 
 def test_borders_of_batches_do_not_depend_on_how_the_file_is_read(trace, tmp_path):
@@ -94,8 +97,10 @@ async def central(tmp_path_factory):
 
 
 async def sent(central, rows, **options):
-    values = {"spool_id": "s", "platform": "p", "agent_version": "1", "patience_s": 10.0, "host": "importer"}
-    return await send(rows, address=central.address, tls=central.client("importer"), **(values | options))
+    address, name = options.pop("address", central.address), options.pop("host", "importer")
+    section = UplinkSection(address=address, tls=options.pop("tls", central.client("importer")), reconnect_max_s=5.0)
+    hello = partial(agent_pb2.Hello, host=name, platform="p", agent_version="1")
+    return await send(rows, section, hello, **({"spool_id": "s", "patience_s": 10.0} | options))
 
 
 async def test_all_is_sent_and_the_counts_add_up(central, trace):
@@ -219,7 +224,7 @@ def test_a_recorded_host_becomes_the_windows_that_the_agent_makes(recording):
         for n, i in enumerate(b.task_index)
     ]
     assert [b.sequence for b in batches] == list(range(1, len(batches) + 1))
-    assert rows.rows_read == len(windows) == 12
+    assert rows.result.rows_read == len(windows) == 12
     for task, cpi, usage, start in windows:
         assert (task.job, task.latency_sensitive, task.machine) == ("web", True, "host-9")
         assert cpi == pytest.approx({"uuid-1": 2, "uuid-2": 4}[task.vm])

@@ -147,13 +147,16 @@ async def test_frozen_nothing_moves_and_nothing_is_lost():
 
 
 class DeafToFreeze(Model):
-    def freeze(self):
+    def toggle(self):
         pass
 
 
 class Forgetful(Model):
-    def thaw(self):
-        self._waiting = None
+    def toggle(self):
+        if self.frozen:
+            self._waiting = None
+        else:
+            super().toggle()
 
 
 @pytest.mark.parametrize("mutant", [DeafToFreeze, Forgetful])

@@ -14,8 +14,8 @@ from agent.sampling.windows import CpiWindow
 from agent.uplink import client as uplink_module
 from agent.uplink import stream as stream_module
 from agent.uplink.client import Uplink
+from agent.uplink.disk_queue import Spool
 from agent.uplink.outage import explain
-from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing
 from central.pki import issue, make_ca
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of, obedient
@@ -420,7 +420,7 @@ async def test_a_central_that_does_not_answer_the_hello_is_given_up_and_tried_ag
     async with Agent(tmp_path, central, timing=replace(QUICK, welcome_s=0.2)) as agent:
         agent.uplink.submit(windows(1))
         await until(lambda: any("has sent no Welcome for 0.2 s" in error for error in logs.errors()))
-        agent.uplink._timing = QUICK
+        agent.uplink._shared.timing = QUICK
         await agent.drained()
     assert central.streams[0].batches == []
 
@@ -740,20 +740,21 @@ async def test_two_cas_that_know_each_other_are_fine(tmp_path):
 def test_a_connection_that_breaks_off_before_central_spoke_may_be_our_certificate():
     details = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.1:1: Socket closed"
     unavailable = grpc.StatusCode.UNAVAILABLE
-    outage = explain("c:1", unavailable, details, certificate="/t/h.crt")
+    section = UplinkSection(address="c:1", tls=TlsFiles(certificate="/t/h.crt", ca="/t/ca.crt"))
+    outage = explain(section, unavailable, details)
     assert "it may not accept this host's certificate /t/h.crt" in outage.message
     assert (outage.refused, outage.broke_off) == (False, True)
-    outage = explain("c:1", unavailable, "Socket closed", heard=True, certificate="/t/h.crt")
+    outage = explain(section, unavailable, "Socket closed", heard=True)
     assert outage.message == "central c:1 is away: unavailable: Socket closed"
     assert not outage.broke_off
     details = "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get"
-    outage = explain("c:1", unavailable, details + " local issuer certificate", ca="/t/ca.crt")
+    outage = explain(section, unavailable, details + " local issuer certificate")
     assert outage.message == (
         "the certificate of central c:1 is not of the CA in /t/ca.crt; is it of another fleet? Give the CA that issued "
         "it (uplink.tls.ca), or another address"
     )
     assert (outage.refused, outage.is_tls, outage.broke_off) == (True, True, False)
-    tool = explain("c:1", unavailable, "Peer name c is not in peer certificate", is_tool=True)
+    tool = explain(section, unavailable, "Peer name c is not in peer certificate", is_tool=True)
     assert "set --server-name to a name in it" in tool.message
 
 
@@ -894,10 +895,11 @@ async def test_a_stuck_disk_drops_the_oldest_submissions_and_holds_up_nobody(tmp
 
 async def test_a_bug_in_the_callback_of_the_daemon_ends_run_and_run_can_be_called_again(tmp_path, central):
     agent = Agent(tmp_path, central)
-    hello, agent.uplink._hello = agent.hello, lambda: 1 / 0
+    shared = agent.uplink._shared
+    hello, shared.hello = agent.hello, lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
         await agent.uplink.run()
-    agent.uplink._hello = hello
+    shared.hello = hello
     async with agent:
         agent.uplink.submit(windows(1))
         await agent.drained()
@@ -951,7 +953,7 @@ def test_full_jitter():
     ],
 )
 def test_explanations(code, details, refused, text):
-    outage = explain("c:1", code, details)
+    outage = explain(UplinkSection(address="c:1"), code, details)
     assert outage.refused == refused
     assert text in outage.message
     assert "\n" not in outage.message

@@ -1,14 +1,11 @@
-"""The bounded queue on disk between the agent and central: an SQLite file of serialised batches.
+"""The bounded queue on disk between the agent and central (the spool): an SQLite file of serialised batches.
 
-A batch is known by (spool_id, sequence), and central counts it once by that, so a number must never come to
-mean other data. The file is written with synchronous=NORMAL: a killed agent loses nothing, as the page cache
-survives it, but a power cut may take the last commits, numbers included. Therefore a new spool_id is drawn for
-new batches after every boot, for every new file, and after every error of the disk but for a full one; batches
-queued before keep theirs.
+Central counts a batch once by its (spool_id, sequence), so a number must always mean the same data. A killed agent
+loses nothing, but with synchronous=NORMAL a power cut may take the last commits, numbers included. Therefore new
+batches get a new spool_id after every boot, in every new file, and after every error of the disk except a full one.
 
-While the disk cannot be written, because it is full or fails, new batches wait in memory under another spool_id
-(see `agent.uplink.memory_queue`), and acknowledged ones are remembered until they can be deleted. Batches in memory
-keep their numbers when they move to the disk later: a number means the same data wherever it lies.
+While the disk cannot be written, new batches wait in memory under another spool_id (`agent.uplink.memory_queue`), and
+acknowledged ones are remembered until they can be deleted. Batches keep their numbers when they move to the disk.
 """
 
 import contextlib
@@ -22,15 +19,15 @@ from pathlib import Path
 
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import MAX_SEQUENCE, Report, pieces
+from agent.uplink.disk_queue_file import connect, is_broken, is_full, move_aside, parse, primary_code
 from agent.uplink.memory_queue import MEMORY_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
 from agent.uplink.queue import ENVELOPE_BYTES, QueueCounts, QueuedBatch
-from agent.uplink.spool_file import connect, is_broken, is_full, move_aside, parse, primary_code
 from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import MAX_MESSAGE_BYTES
 from whitepanda.v1 import agent_pb2
 
-#: What a batch costs on disk beside its payload, roughly.
+#: What a batch costs on disk besides its payload, roughly.
 ROW_OVERHEAD_BYTES = 256
 
 
@@ -42,20 +39,17 @@ class Spool:
     """
 
     def __init__(self, path: Path, *, max_bytes: int, boot_id: str, warn: Callable[[str], None] | None = None) -> None:
-        """Open or create the file; its folder is made where it is missing.
+        """Open or create the file and its folder.
 
         Beyond `max_bytes` of payload the oldest batches are dropped. `boot_id` is the kernel's; "" counts as another
-        boot every time. `warn` takes one-line warnings; the log by default.
-
-        Raises:
-            UnavailableError: another process has the file, or it cannot be created.
-
+        boot every time. `warn` takes one-line warnings; the log by default. UnavailableError: another process has the
+        file, or it cannot be created.
         """
         self._path = path
         self._max_bytes = max_bytes
         self._boot_id = boot_id
-        self._warn = warn or log.get("spool").warning
         self._log = log.get("spool")
+        self._warn = warn or self._log.warning
         self._lock = threading.Lock()
         self._memory = MemoryQueue(min(MEMORY_BYTES, max_bytes))
         self._gone = Acknowledged()
@@ -65,7 +59,8 @@ class Spool:
         self._db: sqlite3.Connection | None = None
         self._trusted = True
         self._is_closed = False
-        self._spool_id = uuid.uuid4().hex
+        #: The incarnation that new batches are numbered in.
+        self.spool_id = uuid.uuid4().hex
         self._next_sequence = 1
         self._boundary = 0  # batches up to this id are of former incarnations
         self._held = QueueCounts()
@@ -77,11 +72,6 @@ class Spool:
             self._close()
             self._cannot_start(error)
 
-    @property
-    def spool_id(self) -> str:
-        """The incarnation that new batches are numbered in."""
-        return self._spool_id
-
     def append(
         self,
         windows: Sequence[CpiWindow],
@@ -90,9 +80,9 @@ class Spool:
         max_batch_bytes: int = MAX_MESSAGE_BYTES,
         events: Sequence[Report] = (),
     ) -> int:
-        """Queue windows, as several batches where they are too many for one, and events with the first of them.
+        """Queue windows, as several batches if they are too many for one, and events with the first of them.
 
-        Returns the sequence number of the last batch; 0 where nothing was queued (nothing given, or no disk).
+        Returns the sequence number of the last batch; 0 if nothing was queued on disk.
         """
         chunks = [windows[at : at + max_rows] for at in range(0, len(windows), max_rows)]
         if events and not chunks:
@@ -111,7 +101,11 @@ class Spool:
                     if self._is_full:  # the reserve is for deleting
                         break
                 else:
-                    self._works_again()
+                    self._is_full = False
+                    if self._trouble:
+                        self._trouble = ""
+                        self._log.info("the spool can be written again", path=str(self._path))
+                    self._purge()
                     return last
             self._purge()
             for batch in self._memory.append(chunks, max_batch_bytes - ENVELOPE_BYTES, events):
@@ -119,7 +113,7 @@ class Spool:
             return 0
 
     def begin_stream(self) -> None:
-        """From here on everything queued so far is backlog, and what comes is live."""
+        """Make all that is queued now backlog; what comes later is live."""
         with self._lock:
             self._memory.begin_stream()
             self._purge()
@@ -134,8 +128,8 @@ class Spool:
     def fetch(self, limit: int) -> list[QueuedBatch]:
         """Return up to `limit` batches not fetched in this stream.
 
-        Live ones come first; of the backlog, this incarnation's come before those of former ones; each in the
-        order of arrival. Those that wait in memory come after the live ones of the disk.
+        First the disk's live ones, then those in memory, then the backlog, this incarnation's before others';
+        each in the order of arrival.
         """
         with self._lock:
             found: list[QueuedBatch] = []
@@ -152,13 +146,13 @@ class Spool:
             return found
 
     def acknowledge(self, spool_id: str, ranges: Iterable[tuple[int, int]]) -> int:
-        """Forget these batches; where the disk refuses, later calls try again.
+        """Forget these batches; if the disk refuses, later calls try again.
 
         Returns how many have left the queue now, those of earlier calls that failed included.
         """
         with self._lock:
-            # Remembered for later, they must not take in numbers that are not given yet.
-            last_of = {self._spool_id: self._next_sequence - 1, self._memory.spool_id: self._memory.last_sequence}
+            # Ranges are remembered, so they must not include numbers that are given later.
+            last_of = {self.spool_id: self._next_sequence - 1, self._memory.spool_id: self._memory.last_sequence}
             given = last_of.get(spool_id, MAX_SEQUENCE)
             ranges = [(first, min(last, given)) for first, last in ranges if first <= min(last, given)]
             removed = self._memory.acknowledge(spool_id, ranges)
@@ -200,19 +194,15 @@ class Spool:
             self._failed(error)
             return
         if primary_code(error) == sqlite3.SQLITE_BUSY:
-            raise UnavailableError(
-                f"{self._path}: the spool is in use; is another whitepanda agent running?"
-            ) from error
-        if isinstance(error, OSError):
+            problem = f"{self._path}: the spool is in use; is another whitepanda agent running?"
+        elif isinstance(error, OSError):
             is_file = isinstance(error, FileExistsError | NotADirectoryError)
             why = "it is not a folder" if is_file else error.strerror or str(error)
-            raise UnavailableError(
-                f"agent.state_dir {self._path.parent} cannot be used: {why};"
-                " set it to a folder that the agent can make or write"
-            ) from error
-        raise UnavailableError(
-            f"{self._path}: cannot open the spool: {error}; check agent.state_dir and its owner"
-        ) from error
+            remedy = "set it to a folder that the agent can make or write"
+            problem = f"agent.state_dir {self._path.parent} cannot be used: {why}; {remedy}"
+        else:
+            problem = f"{self._path}: cannot open the spool: {error}; check agent.state_dir and its owner"
+        raise UnavailableError(problem) from error
 
     def _open(self) -> sqlite3.Connection:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -228,28 +218,25 @@ class Spool:
     def _connect(self) -> sqlite3.Connection:
         self._db = db = connect(self._path)
         with self._transaction(db):
-            self._load(db)
+            meta = dict(db.execute("SELECT key, value FROM meta"))
+            totals = db.execute("SELECT count(*), total(rows), total(bytes + ?) FROM batches", (ROW_OVERHEAD_BYTES,))
+            self._held.batches, self._held.rows, self._held.bytes = (int(value) for value in totals.fetchone())
+            # After an error the file may know of fewer drops than this process does.
+            self._held.dropped_batches = max(self._held.dropped_batches, int(meta.get("dropped_batches", 0)))
+            self._held.dropped_rows = max(self._held.dropped_rows, int(meta.get("dropped_rows", 0)))
+            same_boot = bool(self._boot_id) and meta.get("boot_id") == self._boot_id
+            if same_boot and self._trusted and "spool_id" in meta:
+                self.spool_id, self._boundary = meta["spool_id"], int(meta["boundary"])
+                self._next_sequence = int(meta["next_sequence"])
+            else:
+                self.spool_id, self._boundary, self._next_sequence = uuid.uuid4().hex, self._last_id(), 1
+            self._trusted = True
+            self._save(db)
         return db
-
-    def _load(self, db: sqlite3.Connection) -> None:
-        meta = dict(db.execute("SELECT key, value FROM meta"))
-        totals = db.execute("SELECT count(*), total(rows), total(bytes + ?) FROM batches", (ROW_OVERHEAD_BYTES,))
-        self._held.batches, self._held.rows, self._held.bytes = (int(value) for value in totals.fetchone())
-        # After an error the file may know of fewer drops than this process does.
-        self._held.dropped_batches = max(self._held.dropped_batches, int(meta.get("dropped_batches", 0)))
-        self._held.dropped_rows = max(self._held.dropped_rows, int(meta.get("dropped_rows", 0)))
-        same_boot = bool(self._boot_id) and meta.get("boot_id") == self._boot_id
-        if same_boot and self._trusted and "spool_id" in meta:
-            self._spool_id, self._boundary = meta["spool_id"], int(meta["boundary"])
-            self._next_sequence = int(meta["next_sequence"])
-        else:
-            self._spool_id, self._boundary, self._next_sequence = uuid.uuid4().hex, self._last_id(), 1
-        self._trusted = True
-        self._save(db)
 
     def _save(self, db: sqlite3.Connection) -> None:
         values = {
-            "spool_id": self._spool_id,
+            "spool_id": self.spool_id,
             "boot_id": self._boot_id,
             "boundary": self._boundary,
             "next_sequence": self._next_sequence,
@@ -262,18 +249,21 @@ class Spool:
     def _insert(
         self, db: sqlite3.Connection, chunks: Sequence[Sequence[CpiWindow]], max_payload: int, events: Sequence[Report]
     ) -> int:
-        last = 0
+        sequence = 0
         with self._transaction(db):
-            for rows, payload in pieces(chunks, self._spool_id, self._number, max_payload, events):
-                last = self._next_sequence - 1
-                self._put(db, self._spool_id, last, rows, payload)
-            self._drop_oldest(db, self._held.bytes - self._max_bytes)
+            for one in pieces(chunks, self.spool_id, self._next_sequence, max_payload, events):
+                sequence, rows, payload = one
+                self._next_sequence = sequence + 1
+                self._put(db, self.spool_id, sequence, rows, payload)
+            excess_bytes = self._held.bytes - self._max_bytes
+            while excess_bytes > 0 and self._held.batches:
+                oldest = "DELETE FROM batches WHERE id = (SELECT min(id) FROM batches) RETURNING rows, bytes"
+                dropped = db.execute(oldest).fetchall()
+                excess_bytes -= sum(size for _, size in dropped) + ROW_OVERHEAD_BYTES
+                self._drop(len(dropped), sum(count for count, _ in dropped))
+                self._forget(dropped)
             self._save(db)
-        return last
-
-    def _number(self) -> int:
-        self._next_sequence += 1
-        return self._next_sequence - 1
+        return sequence
 
     def _put(self, db: sqlite3.Connection, spool_id: str, sequence: int, rows: int, payload: bytes) -> None:
         db.execute(
@@ -291,7 +281,8 @@ class Spool:
         with self._transaction(db):
             for batch in batches:
                 self._put(db, self._memory.spool_id, batch.sequence, batch.rows, batch.payload)
-        self._memory.forget(batches)
+        for batch in batches:
+            self._memory.pop(batch.sequence)
 
     def _purge(self) -> int:
         """Delete what is acknowledged; on a full disk with the reserve's help. Returns how many there were."""
@@ -313,26 +304,13 @@ class Spool:
                 continue
             self._gone.clear()
             if removed:
-                self._shrink(self._db)
+                with contextlib.suppress(sqlite3.Error):  # costs only room, until the next time
+                    # Not `execute`: this pragma works page by page, and Python steps it only once there.
+                    self._db.executescript("PRAGMA incremental_vacuum(1024)")
+                    if self._is_full:
+                        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return removed
         return 0
-
-    def _shrink(self, db: sqlite3.Connection) -> None:
-        """Give free pages back. A failure here costs only room, until the next time."""
-        with contextlib.suppress(sqlite3.Error):
-            # Not `execute`: this pragma works page by page, and Python steps it only once there.
-            db.executescript("PRAGMA incremental_vacuum(1024)")
-            if self._is_full:
-                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-    def _drop_oldest(self, db: sqlite3.Connection, excess_bytes: int) -> None:
-        while excess_bytes > 0 and self._held.batches:
-            rows = db.execute(
-                "DELETE FROM batches WHERE id = (SELECT min(id) FROM batches) RETURNING rows, bytes"
-            ).fetchall()
-            excess_bytes -= sum(size for _, size in rows) + ROW_OVERHEAD_BYTES
-            self._drop(len(rows), sum(count for count, _ in rows))
-            self._forget(rows)
 
     def _forget(self, rows: list[tuple[int, int]]) -> int:
         self._held.batches -= len(rows)
@@ -393,9 +371,9 @@ class Spool:
             raise
 
     def _failed(self, error: Exception) -> bool:
-        """After an error: give up the reserve of a full disk, move a broken file aside, else open it again.
+        """After an error: give up the reserve of a full disk, move a broken file aside, else open it again later.
 
-        Returns whether to try again at once, because there is some room now.
+        Returns whether to try again immediately, because there is some room now.
         """
         if is_full(error, self._path.parent):
             self._is_full = True
@@ -419,13 +397,6 @@ class Spool:
             f"{self._path}: {trouble}; until it can be written again new batches wait in memory only"
             f" (the newest {MEMORY_BYTES >> 20} MiB)"
         )
-
-    def _works_again(self) -> None:
-        self._is_full = False
-        if self._trouble:
-            self._trouble = ""
-            self._log.info("the spool can be written again", path=str(self._path))
-        self._purge()
 
     def _move_aside(self, error: Exception) -> None:
         self._close()

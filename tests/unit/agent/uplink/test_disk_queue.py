@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from agent.sampling.windows import CpiWindow
+from agent.uplink.disk_queue import Spool
 from agent.uplink.memory_queue import Acknowledged
 from agent.uplink.queue import QueueCounts
-from agent.uplink.spool import Spool
 from whitepanda.common.errors import UnavailableError
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -183,7 +183,7 @@ def test_the_power_cut_test_would_notice(tmp_path):
 CHILD = """
     import sys
     from pathlib import Path
-    from agent.uplink.spool import Spool
+    from agent.uplink.disk_queue import Spool
     from agent.sampling.windows import CpiWindow
     spool = Spool(Path(sys.argv[1]), max_bytes=1 << 26, boot_id="boot-1")
     tag = int(sys.argv[2])

@@ -30,8 +30,8 @@ CREATE TABLE IF NOT EXISTS batches (
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the file, made where it is missing, for this process alone."""
-    # Batches say which VMs run here: the file is the agent's alone, and so are SQLite's files beside it.
+    """Open or create the file, for this process alone."""
+    # Batches say which VMs run here: only the agent may read the file, and SQLite's files next to it.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     try:
@@ -52,14 +52,14 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def move_aside(path: Path, aside: Path) -> None:
-    """Rename a broken file, and remove what SQLite has beside it."""
+    """Rename a broken file, and remove SQLite's files next to it."""
     path.replace(aside)
     for suffix in ("-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def primary_code(error: Exception) -> int:
-    """Return SQLite's primary code of an error; 0 where it has none."""
+    """Return SQLite's primary code of an error; 0 if it has none."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
@@ -71,14 +71,9 @@ def is_broken(error: Exception) -> bool:
 def is_full(error: Exception, folder: Path) -> bool:
     """Whether an error of SQLite or of the system says that the disk of a folder is full."""
     code = primary_code(error)
-    if code == sqlite3.SQLITE_CANTOPEN:  # SQLite does not say why it cannot make the file beside its own
-        return _has_no_room(folder)
-    return code == sqlite3.SQLITE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _has_no_room(folder: Path) -> bool:
-    """Whether a folder's file system has no free bytes or no free file names."""
-    try:
+    if code != sqlite3.SQLITE_CANTOPEN:
+        return code == sqlite3.SQLITE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+    try:  # SQLite does not say why it cannot make the file next to its own: no free bytes, or no free file names?
         found = os.statvfs(folder)
     except OSError:
         return False
