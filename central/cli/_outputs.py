@@ -3,17 +3,17 @@
 import hashlib
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from whitepanda.common.cli import console, errors
+from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
 #: Ends of names of tables, and of pictures; none at all is CSV, or PNG.
@@ -29,8 +29,24 @@ def say(text: str | Text, to: Console = console) -> None:
     to.print(text, soft_wrap=True)
 
 
+def say_warning(text: str) -> None:
+    """Print a warning on standard error."""
+    say(Text.assemble(("warning:", "bold yellow"), " ", text), errors)
+
+
+def report(value: Any, shown: Iterable[RenderableType | None], *, json: bool, to: Console | None = None) -> None:
+    """Print a result: `value` as JSON for programs, or the lines and tables `shown` for people (not those of None)."""
+    if json:
+        print_json(value)
+        return
+    for each in shown:
+        if each is not None:
+            (to or console).print(each, soft_wrap=isinstance(each, str | Text))
+
+
 def grid(
     *titles: str,
+    rows: Iterable[Iterable[RenderableType]] = (),
     title: str | None = None,
     whole: Collection[str] = (),
     overflow: Literal["ellipsis", "fold"] = "ellipsis",
@@ -40,8 +56,9 @@ def grid(
 
     Args:
         titles: of the columns; a ">" in front aligns one to the right.
+        rows: their cells.
         title: above the table.
-        whole: columns that are not wrapped where a terminal is narrow.
+        whole: columns that are not wrapped if a terminal is narrow.
         overflow: what happens to cells that are too long.
         options: of `rich.table.Table`.
     """
@@ -50,6 +67,8 @@ def grid(
         name = each.removeprefix(">")
         side: Literal["left", "right"] = "left" if name == each else "right"
         table.add_column(name, justify=side, no_wrap=name in whole, overflow=overflow)
+    for cells in rows:
+        table.add_row(*cells)
     return table
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 from central.cli._fleet_client import ask_pages, asking
-from central.cli._outputs import JsonOption, grid, say
+from central.cli._outputs import JsonOption, grid, report, say_warning
 from central.traces.evaluation import TraceEvaluationOptions, Truth, evaluate_trace
-from central.traces.fit import TraceFit, TraceFitOptions, fit_trace
+from central.traces.fit import TraceFitOptions, fit_trace
 from central.traces.protocol import LEAST_MACHINES
 from central.traces.slots import EngineOptions, rows_json, rows_line
 from collector.traces.google import LatencySensitiveRule, TraceLimits
-from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.cli import console, errors
 from whitepanda.common.errors import InputError
 from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
 from whitepanda.v1 import fleet_pb2
@@ -77,25 +77,10 @@ def fit(
     )
     with _progress() as on_progress:
         result = fit_trace(traces, out, options, on_progress)
-    summary = _summary(result, out, options)
-    if until_day is not None and result.last_day < until_day - 1:
-        errors.print(
-            Text("warning: ", style="yellow").append(
-                f"--until-day {until_day}: the last day before it that the trace has is {result.last_day}", style="none"
-            ),
-            soft_wrap=True,
-        )
-    if json:
-        print_json(summary)
-    else:
-        _print_fit(summary)
-
-
-def _summary(result: TraceFit, out: Path, options: TraceFitOptions) -> dict[str, Any]:
-    return {
+    summary = {
         "out": str(out),
-        "method": options.method,
-        "slot_s": options.slot_s,
+        "method": method,
+        "slot_s": slot_s,
         "rows": rows_json(result.counts),
         "task_slots": result.task_slots,
         "machine_slots": result.machine_slots,
@@ -104,20 +89,16 @@ def _summary(result: TraceFit, out: Path, options: TraceFitOptions) -> dict[str,
         "seconds": round(result.seconds, 3),
         "top": result.table.slice(0, _SHOWN).to_pylist(),
     }
+    if until_day is not None and result.last_day < until_day - 1:
+        last = f"the last day before it that the trace has is {result.last_day}"
+        say_warning(f"--until-day {until_day}: {last}")
+    report(summary, _fit_shown(summary), json=json)
 
 
-def _print_fit(summary: dict[str, Any]) -> None:
+def _fit_shown(summary: dict[str, Any]) -> Iterator[RenderableType]:
     is_wide = console.width >= _WIDE_COLUMNS
-    titles = [
-        ">coefficient",
-        ">std. error",
-        ">task slots",
-        ">mean CPI",
-        ">std CPI",
-        *([">sensitive"] if is_wide else []),
-    ]
-    names = ["job", *(title[1:] for title in titles)]
-    table = grid("job", *titles, title="Largest coefficients", whole=names)
+    names = ["coefficient", "std. error", "task slots", "mean CPI", "std CPI", *(["sensitive"] if is_wide else [])]
+    table = grid("job", *(f">{name}" for name in names), title="Largest coefficients", whole=("job", *names))
     for row in summary["top"]:
         cells = (
             f"{row['coefficient']:.4g}",
@@ -128,16 +109,12 @@ def _print_fit(summary: dict[str, Any]) -> None:
             f"{row['latency_sensitive_ratio']:.0%}",
         )
         table.add_row(row["job"], *(cells if is_wide else cells[:-1]))
-    console.print(table)
+    yield table
+    yield rows_line(summary["rows"])
     jobs = f"{summary['jobs']:,} jobs from {summary['task_slots']:,} task slots"
-    lines = (
-        rows_line(summary["rows"]),
-        f"{jobs}; {summary['machine_slots']:,} machine slots with a latency-sensitive task",
-        f"last day used: {summary['last_day']} (the first is 0)",
-        f"written to {summary['out']} in {summary['seconds']:.1f} s",
-    )
-    for line in lines:
-        say(line)
+    yield f"{jobs}; {summary['machine_slots']:,} machine slots with a latency-sensitive task"
+    yield f"last day used: {summary['last_day']} (the first is 0)"
+    yield f"written to {summary['out']} in {summary['seconds']:.1f} s"
 
 
 @app.command()
@@ -152,7 +129,7 @@ def evaluate(
     scheduling_class: _SchedulingClass = 2.0,
     max_cpi: _MaxCpi = 100.0,
     memory_limit_mib: _MemoryLimit = 2048,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Show how high each method ranks the true antagonists.
@@ -174,20 +151,14 @@ def evaluate(
     known = Truth.read(truth)
     with _progress() as on_progress:
         summary = evaluate_trace(traces, known, options, on_progress).as_json()
-    if json:
-        print_json(summary)
-        return
-    if summary["events"]:
-        console.print(_ranks(summary))
-    else:
-        say(f"nothing to rank: {summary['no_event_because']}")
     few = " (too few for intervals)" if 0 < summary["machines"] < LEAST_MACHINES else ""
-    say(
+    counts = (
         f"{summary['events']:,} events of {summary['triggers']:,} triggers, on {summary['machines']:,} machines{few} "
         f"in {summary['evaluated_days']} of {summary['days']} days; {summary['antagonists']} of the antagonists are in "
         "the trace"
     )
-    say(rows_line(summary["rows"]))
+    ranks = _ranks(summary) if summary["events"] else f"nothing to rank: {summary['no_event_because']}"
+    report(summary, (ranks, counts, rows_line(summary["rows"])), json=json)
 
 
 def _ranks(summary: dict[str, Any]) -> Table:
@@ -198,13 +169,8 @@ def _ranks(summary: dict[str, Any]) -> Table:
             continue
         low, high = found["mean_percentile_interval"]
         interval = "-" if low is None else f"{_number(low, 3)} to {_number(high, 3)}"
-        table.add_row(
-            name,
-            _number(found["mean_percentile"], 3),
-            interval,
-            _number(found["consistency"], 3),
-            _number(found["first_is_antagonist"], 3),
-        )
+        mean, *others = (_number(found[key], 3) for key in ("mean_percentile", "consistency", "first_is_antagonist"))
+        table.add_row(name, mean, interval, *others)
     return table
 
 
@@ -228,7 +194,7 @@ def show(
     central: CentralOption = "",
     operator: Operator = OPERATOR,
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many jobs, largest coefficient first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many jobs, largest coefficient first.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """List the coefficients that central holds."""
@@ -236,26 +202,21 @@ def show(
         request = fleet_pb2.ListCoefficientsRequest(job=job)
         rows, page = ask_pages(ask, "ListCoefficients", request, "coefficients", limit)
     version = page.version
-    if json:
-        coefficients = [
-            {"job": c.job, "coefficient": c.value, "samples": c.samples, "standard_error": c.standard_error}
-            for c in rows
-        ]
-        print_json({"version": version, "coefficients": coefficients})
-        return
+    coefficients = [
+        {"job": c.job, "coefficient": c.value, "samples": c.samples, "standard_error": c.standard_error} for c in rows
+    ]
+    shown: RenderableType = grid(
+        *("job", ">coefficient", ">std. error", ">task slots"),
+        rows=((c.job, f"{c.value:.4g}", _number(c.standard_error), f"{c.samples:,}") for c in rows),
+        title=f"Version {version}",
+        whole=("job",),
+    )
     if not version:
-        console.print("central has built no coefficients yet")
-        return
-    if job and not rows:
-        say(f"version {version} has no coefficient of job {job}")
-        return
-    titles = ("job", ">coefficient", ">std. error", ">task slots")
-    table = grid(*titles, title=f"Version {version}", whole=("job",))
-    for row in rows:
-        error = None if math.isnan(row.standard_error) else row.standard_error
-        table.add_row(row.job, f"{row.value:.4g}", _number(error), f"{row.samples:,}")
-    console.print(table)
+        shown = "central has built no coefficients yet"
+    elif job and not rows:
+        shown = f"version {version} has no coefficient of job {job}"
+    report({"version": version, "coefficients": coefficients}, [shown], json=json)
 
 
 def _number(value: float | None, digits: int = 4) -> str:
-    return "-" if value is None else f"{value:.{digits}g}"
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}g}"

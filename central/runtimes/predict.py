@@ -29,9 +29,9 @@ class Predicted:
     """Counts of predicted rows, and the columns written."""
 
     rows: int  # written
-    unknown: int  # without a prediction: they have a name that is not in the model
-    unbounded: Mapping[int, int]  # rows without a bound, by their number of co-runners
+    rows_unknown: int  # without a prediction: they have a name that is not in the model
     columns: tuple[str, ...]
+    rows_without_bound: Mapping[int, int]  # by their number of co-runners
 
 
 def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
@@ -88,4 +88,4 @@ def predict_rows(
     write_table(out, result)
     counts = zip(*np.unique_counts(rows.co_runners), strict=True)
     unbounded = {int(beside): int(n) for beside, n in counts if epsilons and int(beside) not in model.pools}
-    return Predicted(len(is_known), int((~is_known).sum()), unbounded, columns)
+    return Predicted(len(is_known), int((~is_known).sum()), columns, unbounded)

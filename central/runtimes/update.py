@@ -28,8 +28,8 @@ class Updated:
 
     workloads: tuple[str, ...]
     platforms: tuple[str, ...]
-    used: int
-    left_out: int
+    rows_used: int
+    rows_left_out: int
 
 
 def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updated]:

@@ -52,12 +52,11 @@ def jobs_of_plan(answer: fleet_pb2.ObservationPlan) -> Jobs:
     return Jobs(**columns, cost=np.array([job.cost / job.observe for job in answer.jobs]))
 
 
-def plan_of(answer: fleet_pb2.ObservationPlan, options: PlanOptions, observed: Observed | None = None) -> Plan:
-    """Return central's plan; with the instances `observed` under an earlier plan, a new plan made on central's jobs.
+def plan_of(answer: fleet_pb2.ObservationPlan, jobs: Jobs, options: PlanOptions, observed: Observed | None) -> Plan:
+    """Return central's plan of these `jobs`; with instances `observed` under an earlier plan, a new plan for them.
 
     Raises InputError if not even all instances suffice for what was observed.
     """
-    jobs = jobs_of_plan(answer)
     if observed is not None:
         # Central has chosen the jobs already.
         made = make_plan(jobs, replace(options, top=None, coverage=None), observed)
