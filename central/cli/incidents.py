@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -30,6 +30,7 @@ _SHOWN_REPORTS = 12
 _MAX_WIDTH = 1_000_000
 _LAYOUT: dict[str, Any] = {"overflow": "fold", "box": None, "pad_edge": False}
 _NS = 10**9
+_Cells = tuple[str, ...]
 
 
 @app.command("list")
@@ -39,17 +40,17 @@ def list_(
     *,
     operator: Operator = OPERATOR,
     host: Annotated[str, typer.Option(help="Only on this host.")] = "",
-    suspect_job: Annotated[str, typer.Option(help="Only where some report suspects this job first.")] = "",
-    victim_job: Annotated[str, typer.Option(help="Only where a VM of this job suffers.")] = "",
+    suspect_job: Annotated[str, typer.Option(help="Only if some report suspects this job first.")] = "",
+    victim_job: Annotated[str, typer.Option(help="Only if a VM of this job suffers.")] = "",
     vm: Annotated[str, typer.Option(help="Only with this VM (UUID or name), victim or suspect.")] = "",
-    hours: Annotated[float | None, typer.Option(min=0, max=_MAX_HOURS, help="Only of the last so many hours.")] = None,
-    open_only: Annotated[bool, typer.Option("--open", help="Only where VMs suffer now.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    hours: Annotated[float | None, typer.Option(min=0, max=_MAX_HOURS, help="Only of this many last hours.")] = None,
+    open_only: Annotated[bool, typer.Option("--open", help="Only if VMs suffer now.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 20,
     json: JsonOption = False,
 ) -> None:
-    """List incidents, the last that began first. Times are UTC.
+    """List incidents, the newest first. Times are UTC.
 
-    SLOW-DOWN is the slowest victim's, with its interval: now if the incident is open, else at its worst; "CPI" where it
+    SLOW-DOWN is the slowest victim's, with its interval: now if the incident is open, else at its worst; "CPI" if it
     is of CPI rather than of latency. FOUND BY: the host's own baselines, or the fleet's statistics.
     """
     request = fleet_pb2.ListIncidentsRequest(
@@ -90,24 +91,13 @@ def show(
         detail = ask("GetIncident", fleet_pb2.GetIncidentRequest(id=int(number)))
     if json:
         print_json(to_json(detail))
-        return
-    _print_detail(detail)
+    else:
+        _print_detail(detail)
 
 
 def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
-    table = grid(
-        ">NO",
-        "HOST",
-        "STATE",
-        "BEGAN (UTC)",
-        ">LASTED",
-        "SLOW-DOWN",
-        "VICTIMS",
-        "SUSPECT",
-        "FOUND BY",
-        whole=("NO", "HOST", "STATE", "SLOW-DOWN", "SUSPECT"),
-        **_LAYOUT,
-    )
+    titles = (">NO", "HOST", "STATE", "BEGAN (UTC)", ">LASTED", "SLOW-DOWN", "VICTIMS", "SUSPECT", "FOUND BY")
+    table = grid(*titles, whole=("NO", "HOST", "STATE", "SLOW-DOWN", "SUSPECT"), **_LAYOUT)
     for one in found:
         worst, victims = one.victims[0] if one.victims else fleet_pb2.IncidentVm(), len(one.victims)
         if one.open:
@@ -145,8 +135,8 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
         again = detail.recurrence
         counts = f"{_count(again.incidents, 'incident')} on {_count(again.hosts, 'host')}"
         say(f"job {again.job} was suspected first in {counts} since {_time(again.first_unix_ns)} UTC")
-    _print(_victims(detail))
-    _print(_suspects(detail))
+    _print(_vms(detail, "victims"))
+    _print(_vms(detail, "suspects"))
     titles = ("REPORTED (UTC)", "SLOWEST", ">VICTIMS", "FIRST SUSPECT", "FOUND BY", ">mnCPI", ">THRESHOLD")
     table = grid(*titles, **_LAYOUT)
     for report in detail.reports[-_SHOWN_REPORTS:]:
@@ -170,35 +160,18 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
             say(Text(line))
 
 
-def _victims(detail: fleet_pb2.IncidentDetail) -> Table:
-    """Return the victims, the slowest at its worst first; those of an open incident with the last report."""
-    one = detail.incident
-    now = {vm.vm: vm for vm in detail.reports[-1].victims} if one.open and detail.reports else {}
-    more = ("NOW", ">CPI", ">THRESHOLD") if one.open else ()
-    table = grid("VICTIM", "JOB", "WORST", ">WORST nCPI", ">REPORTS", *more, **_LAYOUT)
-    for vm in one.victims:
-        shown: tuple[str, ...] = ("-",) * len(more)
-        if (last := now.get(vm.vm)) is not None:
-            shown = (slow_down_or_why(last.slow_down), _number(last.cpi), _number(last.threshold_cpi))
-        name, worst = vm.name or vm.vm, slow_down_or_why(vm.slow_down)
-        table.add_row(name, vm.job, worst, _n_cpi(vm.peak), str(vm.reports), *shown)
-    return table
+def _vms(detail: fleet_pb2.IncidentDetail, role: str) -> Table:
+    """Return the victims, the slowest at its worst first, or the suspects, the first one first.
 
-
-def _suspects(detail: fleet_pb2.IncidentDetail) -> Table:
-    """Return the suspects, the first one first; those of an open incident with the last report."""
-    one = detail.incident
-    now = {vm.vm: vm for vm in detail.reports[-1].suspects} if one.open and detail.reports else {}
-    more = ("INFLICTS", ">COEFFICIENT", ">CORES") if one.open else ()
-    table = grid("SUSPECT", "JOB", ">FIRST IN", ">REPORTS", ">WORST SCORE", *more, **_LAYOUT)
-    for vm in one.suspects:
-        shown: tuple[str, ...] = ("-",) * len(more)
-        if (last := now.get(vm.vm)) is not None:
-            inflicts = "yes" if last.inflicts else "-"
-            shown = (inflicts, _number(last.coefficient), _number(last.cpu_usage_cores))
-        counts = (str(vm.first_reports), str(vm.reports))
-        table.add_row(vm.name or vm.vm, vm.job, *counts, _number(vm.peak), *shown)
-    return table
+    An open incident's have the values of the last report too.
+    """
+    one, (titles, more, ever, now) = detail.incident, _ROLES[role]
+    is_open = one.open and detail.reports
+    last = {vm.vm: now(vm) for vm in getattr(detail.reports[-1], role)} if is_open else {}
+    more = more if one.open else ()
+    unknown = ("-",) * len(more)
+    rows = ((vm.name or vm.vm, vm.job, *ever(vm), *last.get(vm.vm, unknown)) for vm in getattr(one, role))
+    return grid(*titles, *more, rows=rows, **_LAYOUT)
 
 
 def _analyses(found: Sequence[int]) -> str:
@@ -240,3 +213,20 @@ def _count(number: int, what: str) -> str:
 
 def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3g}"
+
+
+#: Victims and suspects: columns, those of open incidents; cells of an incident's VM, and of a report's.
+_ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Any], _Cells], Callable[[Any], _Cells]]] = {
+    "victims": (
+        ("VICTIM", "JOB", "WORST", ">WORST nCPI", ">REPORTS"),
+        ("NOW", ">CPI", ">THRESHOLD"),
+        lambda vm: (slow_down_or_why(vm.slow_down), _n_cpi(vm.peak), str(vm.reports)),
+        lambda vm: (slow_down_or_why(vm.slow_down), _number(vm.cpi), _number(vm.threshold_cpi)),
+    ),
+    "suspects": (
+        ("SUSPECT", "JOB", ">FIRST IN", ">REPORTS", ">WORST SCORE"),
+        ("INFLICTS", ">COEFFICIENT", ">CORES"),
+        lambda vm: (str(vm.first_reports), str(vm.reports), _number(vm.peak)),
+        lambda vm: ("yes" if vm.inflicts else "-", _number(vm.coefficient), _number(vm.cpu_usage_cores)),
+    ),
+}
