@@ -23,7 +23,7 @@ from central.lake.segments import Lake
 from central.plotting.runtimes import Map, plot_maps, plot_measures
 from central.runtimes.checkpoint import Checkpoint
 from central.runtimes.embeddings import as_table, embed, groups_of, neighbours, project, read_groups
-from central.runtimes.evaluate import measure_model
+from central.runtimes.evaluate import measure
 from central.runtimes.fit import FitOptions
 from central.runtimes.fit import fit as fit_model
 from central.runtimes.lake_rows import read_lake
@@ -165,10 +165,12 @@ def evaluate(
     log_us = read_log_runtimes(named)
     words, epsilons = zip(*parse_epsilons(epsilon), strict=True)
     rows = named.placed(fitted.workloads, fitted.platforms, UNKNOWN)
+    estimates = fitted.estimate(rows)
     try:
-        result = measure_model(fitted, rows, log_us, epsilons, words)
+        bounds = fitted.bounds(rows, estimates, epsilons)
     except ValueError as error:
         raise InputError(f"--epsilon: {error}; {TOO_FEW}") from error
+    result = measure(rows, log_us, estimates.log_us, bounds, epsilons, words)
     if provenance(observations, "observations")["sha256"] == fitted.provenance.get("sha256"):
         say_warning("the model was fitted to this very file; errors of new rows are larger")
     if plot is not None:

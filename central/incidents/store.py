@@ -17,7 +17,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from central.incidents import tables
 from central.incidents.messages import incident_messages
 from central.incidents.tables import METADATA
-from central.incidents.totals import count_open, read_totals
+from central.incidents.totals import count_open, read_totals, whole_sum
 from central.validation.triggers import TriggerRow
 from whitepanda.common.errors import UnavailableError
 from whitepanda.v1 import agent_pb2, fleet_pb2
@@ -284,13 +284,13 @@ def _has(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> sa.ColumnEl
 
 def _jobs(connection: sa.Connection, limit: int, after: str, job: str) -> list[fleet_pb2.SuspectJob]:
     j = tables.suspect_jobs.c
-    total = sa.func.sum(j.incidents).label("total")
-    first, last = sa.func.min(j.first_unix_ns), sa.func.max(j.last_unix_ns)
-    statement = sa.select(j.job, sa.func.count(), total, first, last).where(j.job > after)
-    if job:
-        statement = statement.where(j.job == job)
-    statement = statement.group_by(j.job).order_by(j.job).limit(limit)
-    return [
-        fleet_pb2.SuspectJob(job=name, hosts=hosts, incidents=int(count), first_unix_ns=began, last_unix_ns=ended)
-        for name, hosts, count, began, ended in connection.execute(statement)
-    ]
+    # Columns have the names of the message's fields.
+    found = sa.select(
+        j.job,
+        sa.func.count().label("hosts"),
+        whole_sum(j.incidents).label("incidents"),
+        sa.func.min(j.first_unix_ns).label("first_unix_ns"),
+        sa.func.max(j.last_unix_ns).label("last_unix_ns"),
+    )
+    found = found.where(j.job > after, *([j.job == job] if job else [])).group_by(j.job).order_by(j.job).limit(limit)
+    return [fleet_pb2.SuspectJob(**row) for row in connection.execute(found).mappings()]

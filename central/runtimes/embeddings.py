@@ -87,14 +87,10 @@ def read_groups(path: Path) -> dict[tuple[str, str], str]:
     """
     table = UserTable(path)
     table.require("name", "group")
-    columns = table.cells
-    kinds = columns["kind"].to_pylist() if "kind" in columns.column_names else [""] * columns.num_rows
+    names, groups = table.names("name"), table.names("group")
+    kinds = table.texts("kind") if "kind" in table.columns else np.full(len(names), "")
     found: dict[tuple[str, str], str] = {}
-    rows = zip(kinds, columns["name"].to_pylist(), columns["group"].to_pylist(), strict=True)
-    for row, values in enumerate(rows, 1):
-        kind, name, group = (str("" if value is None else value).strip() for value in values)
-        if not name or not group:
-            raise InputError(f"{path}: row {row} has no {'group' if name else 'name'}")
+    for row, (kind, name, group) in enumerate(zip(kinds.tolist(), names.tolist(), groups.tolist(), strict=True), 1):
         if kind not in ("", "workload", "platform"):
             raise InputError(f"{path}: row {row}: kind must be workload or platform (value {kind})")
         if found.setdefault((kind, name), group) != group:

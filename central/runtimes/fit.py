@@ -135,10 +135,6 @@ def _trained(
 
 
 def _members(shape: Shape, done: list[Member], workloads: int, platforms: int) -> Members:
-    if not done:
-        return Members(
-            shape,
-            np.empty((0, workloads, shape.workload_width), dtype=np.float32),
-            np.empty((0, platforms, shape.platform_width), dtype=np.float32),
-        )
-    return Members(shape, np.stack([m[0] for m in done]), np.stack([m[1] for m in done]))
+    workload, platform = (np.array([member[k] for member in done], dtype=np.float32) for k in (0, 1))
+    sizes = (len(done), workloads, shape.workload_width), (len(done), platforms, shape.platform_width)
+    return Members(shape, workload.reshape(sizes[0]), platform.reshape(sizes[1]))

@@ -99,8 +99,8 @@ def test_groups_are_given_or_parts_of_names(tmp_path):
     assert groups_of(part, read_groups(path)) == ("A", "R", "other", "other")
     for text, said in (
         ("name\na\n", "no column group"),
-        ("name,group\na,\n", "row 1 has no group"),
-        ("name,group\n,x\n", "row 1 has no name"),
+        ("name,group\na,\n", "column group is empty (row 1)"),
+        ("name,group\n,x\n", "column name is empty (row 1)"),
         ("name,group\na,x\na,y\n", "row 2: 'a' is of 'x' already"),
         ("kind,name,group\njob,a,x\n", "row 1: kind must be workload or platform (value job)"),
     ):
