@@ -52,15 +52,9 @@ def grid(
     overflow: Literal["ellipsis", "fold"] = "ellipsis",
     **options: Any,
 ) -> Table:
-    """Make a table.
+    """Make a table of `rows` of cells; `options` are those of `rich.table.Table`.
 
-    Args:
-        titles: of the columns; a ">" in front aligns one to the right.
-        rows: their cells.
-        title: above the table.
-        whole: columns that are not wrapped if a terminal is narrow.
-        overflow: what happens to cells that are too long.
-        options: of `rich.table.Table`.
+    A ">" before a title aligns its column to the right. Columns in `whole` are not wrapped if the terminal is narrow.
     """
     table = Table(title=title, title_justify="left", **options)
     for each in titles:
@@ -101,13 +95,10 @@ def check_output(
     *,
     others: Mapping[str, Path | None] = _NONE,
 ) -> None:
-    """Check that a file can be written, without writing; raises InputError.
+    """Check that the file that `option` names can be written, without writing; raises InputError.
 
-    Args:
-        path: the file to write, None for none. Special files, such as /dev/stdout, may have any name.
-        option: that names it.
-        suffixes: how its name may end, in lower case; a name without an end is fine.
-        others: files that it must not be, as they are read or written too, by their names in the command's help.
+    Its name must end in one of `suffixes` (lower case) or have no ending; special files, such as /dev/stdout, may have
+    any name. It must be none of `others`, which are read or written too, by their names in the command's help.
     """
     if path is None:
         return

@@ -24,11 +24,8 @@ _PRUNE_INTERVAL_S = 3600.0
 class IncidentRecorder:
     """One central's way from journal to history.
 
-    Hosts report once per slot (`slot_s`), so a gap is at least two.
-
-    Attributes:
-        gap_ns: reports of one incident are no further apart.
-        on_recorded: called, on the loop, when the history has something new.
+    Reports of one incident are no further apart than `gap_ns`: at least two slots, as hosts report once per slot.
+    `on_recorded` is called, on the loop, when the history has something new.
     """
 
     def __init__(

@@ -135,13 +135,10 @@ def analyses(bits: int) -> list[str]:
 
 
 def take(connection: sa.Connection, rows: Iterable[TriggerRow], *, gap_ns: int, oldest_unix_ns: int) -> int:
-    """Put reports into their incidents, within the caller's transaction, and return how many were new.
+    """Put reports, in any order, into their incidents, within the caller's transaction; return how many were new.
 
-    Args:
-        connection: SQLite or PostgreSQL.
-        rows: in any order; those known already change nothing.
-        gap_ns: reports this far apart or less, of one host, are of one incident.
-        oldest_unix_ns: older reports are past the retention and left out.
+    Reports of one host that are `gap_ns` apart or less are of one incident. Those older than `oldest_unix_ns` are past
+    the retention and left out.
     """
     _lock(connection)
     changed: set[str] = set()

@@ -21,13 +21,9 @@ def whole_sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
 
 
 def read_totals(connection: sa.Connection, since_unix_ns: int, open_since_unix_ns: int, top: int) -> fleet_pb2.Overview:
-    """Count the incidents that were not over before a time; nothing else of the overview is filled in.
+    """Count the incidents whose last report is at `since_unix_ns` or later; nothing else of the overview is filled in.
 
-    Args:
-        connection: SQLite or PostgreSQL.
-        since_unix_ns: of incidents' last reports.
-        open_since_unix_ns: see `tables.is_open`; all open incidents count, also where `since_unix_ns` is later.
-        top: rows of each list.
+    All open incidents (`tables.is_open`) count as open, even if `since_unix_ns` is later. `top`: rows of each list.
     """
     i, v = incidents.c, incident_vms.c
     recent = i.last_unix_ns >= since_unix_ns

@@ -25,23 +25,17 @@ _SHOWN = 5  # VMs of each kind by name; the incident has all
 def firing(incident: fleet_pb2.Incident, incident_url: str, before: str = "") -> str:
     """Return the message of an ongoing incident, one line of JSON.
 
-    Args:
-        incident: with its VMs, the worst first.
-        incident_url: where people see it, `{id}` is its number; "" for nowhere.
-        before: the previous message from here, whose labels and beginning stay; "" where there was none.
+    `incident_url` is where people see it, `{id}` is its number; "" for nowhere. `before` is the previous message from
+    here, whose labels and beginning stay; "" if there was none.
     """
     alert = _alert(incident, incident_url, "firing", _NOT_OVER)
     return _message(alert | (_identity(before) if before else {}), incident_url)
 
 
 def resolved(incident: fleet_pb2.Incident | None, before: str, incident_url: str, *, ended_unix_ns: int) -> str:
-    """Return the message that an incident is over, one line of JSON.
+    """Return the message that an incident is over, one line of JSON; `before` is the message from `firing`.
 
-    Args:
-        incident: as it is now; None where it is gone: forgotten, or part of an earlier one.
-        before: the message from `firing`, whose labels and beginning stay.
-        incident_url: as there.
-        ended_unix_ns: when an incident that is gone ended.
+    The incident is None if it is gone (forgotten, or part of an earlier one); then it ended at `ended_unix_ns`.
     """
     if incident is None:
         alert = json.loads(before)["alerts"][0] | {"status": "resolved", "endsAt": _time(ended_unix_ns)}

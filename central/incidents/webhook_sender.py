@@ -34,16 +34,10 @@ class Answer:
 class Sender:
     """Posts to one URL, over connections that it keeps.
 
-    Args:
-        url: of the receiver.
-        ca: PEM file of the CAs of its certificate; "" for the system's.
-        secret_file: the key of signatures, read for each message, so it may change; "" for no signature.
-        timeout_s: from connecting to the end of the answer.
-        clock_s: seconds since 1970, for the signature.
-
-    Raises:
-        ConfigError: `url` or `secret_file` cannot be used.
-        TlsError: `ca` cannot be used.
+    `ca` is a PEM file of the CAs of the receiver's certificate; "" for the system's. `secret_file` has the key of
+    signatures and is read for each message, so it may change; "" for no signature. `timeout_s` is from connecting to
+    the end of the answer, `clock_s` returns seconds since 1970, for the signature. Raises ConfigError if the URL or
+    `secret_file` cannot be used, TlsError if `ca` cannot.
     """
 
     def __init__(

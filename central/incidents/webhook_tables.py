@@ -72,19 +72,10 @@ def change(
 ) -> int:
     """Make a receiver's notices of incidents that have begun or ended since the last ones, in the caller's transaction.
 
-    An incident without a suspect is sent again once there is one.
-
-    Args:
-        connection: of the holder of its lease.
-        receiver: its digest.
-        open_since_unix_ns: an incident is sent while it is open (`tables.is_open`). Its end is sent once its last
-            report is older than this, not as soon as the host reports it: the VMs may suffer again within the gap.
-        now_unix_ns: the time.
-        incident_url: as in `webhook_messages.firing`.
-        max_waiting: the oldest notices beyond this many are dropped.
-
-    Returns:
-        How many were dropped.
+    The caller holds the receiver's lease. An incident is sent while it is open (`tables.is_open`), and again once it
+    has a suspect. Its end is sent once its last report is older than `open_since_unix_ns`, not as soon as the host
+    reports it: the VMs may suffer again within the gap. Returns how many notices beyond `max_waiting`, the oldest ones,
+    were dropped.
     """
     mine = sent.c.receiver == receiver
     i = incidents.c

@@ -64,11 +64,8 @@ class Webhooks:
     """All receivers of one central.
 
     `holder` is this central's own name, its journal's `origin`: after a restart with it, leases still hold. An incident
-    is over after `gap_ns` without a report. `timing` and `rng` (jitter) are for tests.
-
-    Raises:
-        ConfigError: `webhooks.secret_file` cannot be used.
-        TlsError: `webhooks.ca` cannot be used.
+    is over after `gap_ns` without a report. `timing` and `rng` (jitter) are for tests. Raises ConfigError if
+    `webhooks.secret_file` cannot be used, TlsError if `webhooks.ca` cannot.
     """
 
     def __init__(
