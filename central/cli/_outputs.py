@@ -1,6 +1,7 @@
 """What commands share: lines and tables on the terminal, and checks of files before anything is computed for them."""
 
 import hashlib
+import math
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -64,6 +65,11 @@ def grid(
     for cells in rows:
         table.add_row(*cells)
     return table
+
+
+def short(value: float | None, digits: int = 3) -> str:
+    """Return a number with this many digits, "-" for None and NaN."""
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
 def provenance(path: Path, name: str) -> dict[str, Any]:

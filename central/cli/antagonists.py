@@ -1,6 +1,5 @@
 """`whitepanda antagonists`: coefficients, whitepanda's or PANDA's, fitted to a trace or as central holds them."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from central.cli._fleet_client import ask_pages, asking
-from central.cli._outputs import JsonOption, grid, report, say_warning
+from central.cli._outputs import JsonOption, grid, report, say_warning, short
 from central.traces.evaluation import TraceEvaluationOptions, Truth, evaluate_trace
 from central.traces.fit import TraceFitOptions, fit_trace
 from central.traces.protocol import LEAST_MACHINES
@@ -82,9 +81,7 @@ def fit(
         "method": method,
         "slot_s": slot_s,
         "rows": rows_json(result.counts),
-        "task_slots": result.task_slots,
-        "machine_slots": result.machine_slots,
-        "last_day": result.last_day,
+        **{name: getattr(result, name) for name in ("task_slots", "machine_slots", "last_day")},
         "jobs": result.table.num_rows,
         "seconds": round(result.seconds, 3),
         "top": result.table.slice(0, _SHOWN).to_pylist(),
@@ -102,10 +99,10 @@ def _fit_shown(summary: dict[str, Any]) -> Iterator[RenderableType]:
     for row in summary["top"]:
         cells = (
             f"{row['coefficient']:.4g}",
-            _number(row["standard_error"]),
+            short(row["standard_error"], 4),
             f"{row['samples']:,}",
-            _number(row["mean_cpi"]),
-            _number(row["std_cpi"]),
+            short(row["mean_cpi"], 4),
+            short(row["std_cpi"], 4),
             f"{row['latency_sensitive_ratio']:.0%}",
         )
         table.add_row(row["job"], *(cells if is_wide else cells[:-1]))
@@ -168,8 +165,8 @@ def _ranks(summary: dict[str, Any]) -> Table:
         if name == "default":
             continue
         low, high = found["mean_percentile_interval"]
-        interval = "-" if low is None else f"{_number(low, 3)} to {_number(high, 3)}"
-        mean, *others = (_number(found[key], 3) for key in ("mean_percentile", "consistency", "first_is_antagonist"))
+        interval = "-" if low is None else f"{short(low)} to {short(high)}"
+        mean, *others = (short(found[key]) for key in ("mean_percentile", "consistency", "first_is_antagonist"))
         table.add_row(name, mean, interval, *others)
     return table
 
@@ -207,7 +204,7 @@ def show(
     ]
     shown: RenderableType = grid(
         *("job", ">coefficient", ">std. error", ">task slots"),
-        rows=((c.job, f"{c.value:.4g}", _number(c.standard_error), f"{c.samples:,}") for c in rows),
+        rows=((c.job, f"{c.value:.4g}", short(c.standard_error, 4), f"{c.samples:,}") for c in rows),
         title=f"Version {version}",
         whole=("job",),
     )
@@ -216,7 +213,3 @@ def show(
     elif job and not rows:
         shown = f"version {version} has no coefficient of job {job}"
     report({"version": version, "coefficients": coefficients}, [shown], json=json)
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.{digits}g}"

@@ -174,10 +174,7 @@ def evaluate(
     fitted_with = data.get("provenance", {})
     table.require(fitted.inputs, "the model's inputs")
     columns = Columns(
-        target=fitted.target,
-        baseline_where=fitted.baseline_where,
-        group_by=fitted.group_by,
-        features=fitted.features,
+        **{name: getattr(fitted, name) for name in ("target", "baseline_where", "group_by", "features")},
         scenario=_default(table, scenario, str(fitted_with.get("scenario", ""))),
         time=_default(table, None, str(fitted_with.get("time", ""))),
         where=where or str(fitted_with.get("where", "")),

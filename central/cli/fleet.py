@@ -24,6 +24,7 @@ from central.cli._outputs import (
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
 from central.models.wsmeter import compare as compare_sides
+from central.upgrades import tables
 from central.upgrades.draw import DrawOptions
 from central.upgrades.draw import draw as draw_machines
 from central.upgrades.lake_rows import parse_side, parse_sides, read_side
@@ -31,17 +32,6 @@ from central.upgrades.messages import comparison_of, comparison_request, jobs_of
 from central.upgrades.plan import PlanOptions, make_plan
 from central.upgrades.plots import plot_comparison, plot_plan
 from central.upgrades.simulated import CPU_UPGRADE, simulate_fleet
-from central.upgrades.tables import (
-    Jobs,
-    Rows,
-    jobs_of,
-    read_jobs,
-    read_machines,
-    read_rows,
-    write_jobs,
-    write_machines,
-    write_rows,
-)
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls_options import OPERATOR, Operator, operator_options
 
@@ -116,7 +106,7 @@ def plan(
     file = None if is_live else Path(jobs)
     check_output(plot, "--plot", PICTURES, others={"JOBS": file, "--observed": observed})
     options = PlanOptions(margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None)
-    seen = None if observed is None else read_rows(observed, metric).observed
+    seen = None if observed is None else tables.read_rows(observed, metric).observed
     if file is None:
         request = plan_request(parse_side(jobs), metric, options)
         with asking(operator.address(central), _DEADLINE_S) as ask:
@@ -125,7 +115,7 @@ def plan(
         made = plan_of(answer, table, options, seen)
         options = replace(options, top=None, coverage=None)  # central has chosen the jobs
     else:
-        table = read_jobs(file)
+        table = tables.read_jobs(file)
         made = make_plan(table, options, seen)
     if plot is not None:
         plot_plan(plot, made, *_costs(table, options))
@@ -213,9 +203,9 @@ def draw(
     check_output(out, suffixes=TABLES, others={"ROWS": rows, "--plan": plan})
     planned = None if plan is None else _read_plan(plan)
     options = DrawOptions(machines, seed, min_instances, min_coverage, max_imbalance, max_draws)
-    drawn = draw_machines(read_rows(rows, metric, needs_metric=False), options, planned)
+    drawn = draw_machines(tables.read_rows(rows, metric, needs_metric=False), options, planned)
     if out is not None:
-        write_machines(out, drawn.machines)
+        tables.write_machines(out, drawn.machines)
     report(drawn.as_json(seed), drawn_shown(drawn, out), json=json)
 
 
@@ -228,11 +218,11 @@ def make_jobs(
 ) -> None:
     """Make the table of jobs that `fleet plan` reads from the instances of a fleet."""
     check_output(out, suffixes=TABLES, others={"ROWS": rows})
-    seen = read_rows(rows, metric)
-    jobs = jobs_of(seen)
+    seen = tables.read_rows(rows, metric)
+    jobs = tables.jobs_of(seen)
     if not len(jobs.job):
         raise InputError(f"{rows}: no job's {seen.metric} varies; there is nothing to plan")
-    write_jobs(out, jobs)
+    tables.write_jobs(out, jobs)
     flat = len(np.unique(seen.observed.job)) - len(jobs.job)
     counts = f"{len(jobs.job):,} jobs, {int(jobs.instances.sum()):,} instances, metric {seen.metric}"
     shown = f"{counts}; {flat:,} jobs without any spread left out; written to {out}"
@@ -259,7 +249,7 @@ def simulate(
     fleet = simulate_fleet(settings, seed)
     chosen = None
     if upgraded is not None:
-        names = read_machines(upgraded)
+        names = tables.read_machines(upgraded)
         places = {f"m{number:05d}": number for number in range(machines)}
         unknown = next((name for name in names if name not in places), None)
         if unknown is not None:
@@ -272,16 +262,16 @@ def simulate(
         np.array([f"job-{number:04d}" for number in seen.job]),
         seen.value,
     )
-    write_rows(out, named)
+    tables.write_rows(out, named)
     found = {"out": str(out), "rows": len(named.job), "true_effect_percent": 100.0 * fleet.true_effect()}
     report(found, [f"{len(named.job):,} instances written to {out}"], json=json)
 
 
-def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, Rows]:
+def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[tables.Rows, tables.Rows]:
     """Read the instances of both sides, from files or a lake."""
     if not lake:
-        rows = read_rows(Path(current), metric)
-        return rows, read_rows(Path(new), rows.metric)
+        rows = tables.read_rows(Path(current), metric)
+        return rows, tables.read_rows(Path(new), rows.metric)
     check_lake(lake)
     opened, sides = Lake(lake), parse_sides(current, new)
     if not opened.days():
@@ -289,7 +279,7 @@ def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, R
     return read_side(opened, sides[0], metric or "ipc"), read_side(opened, sides[1], metric or "ipc")
 
 
-def _compared(current: Rows, new: Rows, options: dict[str, Any]) -> Comparison:
+def _compared(current: tables.Rows, new: tables.Rows, options: dict[str, Any]) -> Comparison:
     try:
         return compare_sides(current.observed, new.observed, current.weights, **options)
     except TooLittleCovered as error:
@@ -300,7 +290,7 @@ def _compared(current: Rows, new: Rows, options: dict[str, Any]) -> Comparison:
         ) from error
 
 
-def _costs(jobs: Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:
+def _costs(jobs: tables.Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:
     """Return margins around the plan's, and what each costs."""
     margins = (options.margin_percent * np.geomspace(0.4, 2.5, 25)).tolist()
     costs = []

@@ -17,14 +17,7 @@ from central.cli._outputs import JsonOption, check_lake, report, say
 from central.lake import duckdb_connection
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
-from central.roll_ups.compaction import (
-    GRACE_S,
-    MIN_SOURCES,
-    compact_day,
-    drop_samples,
-    is_left_to_late_builds,
-    remove_superseded,
-)
+from central.roll_ups import compaction
 from central.roll_ups.store import SlotStore
 from central.verify.checks import DayStats, problems, slot_lengths, state_problems, stats
 from whitepanda.common.cli import errors
@@ -93,10 +86,12 @@ def compact(
         int | None,
         typer.Option(help="Also delete samples this many days older than the newest; slots stay.", min=1, max=36_500),
     ] = None,
-    min_segments: Annotated[int, typer.Option(help="Merge from this many of a journal and day.", min=2)] = MIN_SOURCES,
+    min_segments: Annotated[
+        int, typer.Option(help="Merge from this many of a journal and day.", min=2)
+    ] = compaction.MIN_SOURCES,
     grace_s: Annotated[
         float, typer.Option(help="Keep merged segments this long for earlier readers.", min=0)
-    ] = GRACE_S,
+    ] = compaction.GRACE_S,
     json: JsonOption = False,
 ) -> None:
     """Merge the small segments of each day; the rows stay the same."""
@@ -105,19 +100,19 @@ def compact(
         manifests = slots.manifests()
         found = opened.days()
         days = {
-            day: compact_day(
+            day: compaction.compact_day(
                 opened,
                 day,
                 manifests.get(day),
-                unrolled_too=is_left_to_late_builds(day, found[-1]),
+                unrolled_too=compaction.is_left_to_late_builds(day, found[-1]),
                 check=lease.check,
                 min_sources=min_segments,
             )
             for day in found
         }
         lease.check()
-        removed = remove_superseded(opened, grace_s=grace_s) + slots.remove_unused(grace_s)
-        dropped = drop_samples(opened, manifests, raw_days=raw_days) if raw_days is not None else 0
+        removed = compaction.remove_superseded(opened, grace_s=grace_s) + slots.remove_unused(grace_s)
+        dropped = compaction.drop_samples(opened, manifests, raw_days=raw_days) if raw_days is not None else 0
     changed = {day: done for day, done in days.items() if done.written}
     lines = [f"{day}: {one.sources} segments into {one.written}, {one.rows:,} rows" for day, one in changed.items()]
     lines.append(f"{removed} files that nothing needs any more and {dropped} segments of old days deleted")

@@ -64,7 +64,7 @@ class Webhooks:
     """All receivers of one central.
 
     `holder` is this central's own name, its journal's `origin`: after a restart with it, leases still hold. An incident
-    is over after `gap_ns` without a report. `timing` and `rng` (jitter) are for tests. Raises ConfigError if
+    is over after `gap_ns` without a report. `timing` is for tests. Raises ConfigError if
     `webhooks.secret_file` cannot be used, TlsError if `webhooks.ca` cannot.
     """
 
@@ -77,7 +77,6 @@ class Webhooks:
         gap_ns: int,
         clock_unix_ns: Callable[[], int] = time.time_ns,
         timing: Timing | None = None,
-        rng: random.Random | None = None,
     ) -> None:
         self._section = section
         self._store = store
@@ -85,7 +84,6 @@ class Webhooks:
         self._gap_ns = gap_ns
         self._clock = clock_unix_ns
         self._timing = timing or Timing()
-        self._rng = rng or random.Random()  # noqa: S311 - jitter is not a secret
         self._news: dict[str, asyncio.Event] = {}
         self._log = log.get("webhooks")
         names = receiver_names(section.urls)
@@ -204,7 +202,7 @@ class Webhooks:
     def _delay_s(self, receiver: _Receiver, answer: Answer) -> float:
         timing = self._timing
         ceiling_s = min(timing.last_retry_s, timing.first_retry_s * 2.0 ** min(receiver.attempts, 30))
-        return max(answer.delay_s, ceiling_s * self._rng.uniform(0.5, 1.0))
+        return max(answer.delay_s, ceiling_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter is not a secret
 
     async def _forget(self, notice: int) -> None:
         await in_own_thread(self._store.write, partial(webhook_tables.forget, notice=notice))

@@ -19,6 +19,7 @@ from agent.analysis.advice import recommendations
 from agent.analysis.advice.actions import recommend
 from agent.uplink.messages import recommendation_message
 from central.api.incidents import mark_open
+from central.cli import _outputs
 from central.cli import incidents as incidents_cli
 from central.config import IncidentsSection
 from central.incidents import store as incident_store
@@ -734,7 +735,9 @@ def test_piped_tables_are_whole_and_a_narrow_terminal_keeps_who_and_how_much(ans
     incidents_cli.show("7", "h:1", **FILES)
     (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith(vm["name"]))
     assert "1.90x [1.60, 2.20]" in line
-    monkeypatch.setattr(incidents_cli, "console", PlainConsole(force_terminal=True, color_system=None, width=90))
+    terminal = PlainConsole(force_terminal=True, color_system=None, width=90)
+    for module in (incidents_cli, _outputs):
+        monkeypatch.setattr(module, "console", terminal)
     incidents_cli.list_("h:1", **FILES)
     _, line, *_ = (x for x in capsys.readouterr().out.splitlines() if "NO" in x or "node0001" in x)
     for part in ("node0001", "open", "1.90x [1.60, 2.20]", "scan-1 of job scan"):
