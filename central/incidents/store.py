@@ -3,12 +3,13 @@
 All methods block and may be called from any thread; those that write wait for each other.
 """
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -203,24 +204,17 @@ class IncidentStore:
         self._writing = threading.Lock()  # SQLite has one writer and refuses others
         self._engine = _sqlite(folder / "incidents.sqlite") if not url else _postgresql(url)
         self.name = self._engine.url.render_as_string(hide_password=True)
-        try:
-            with self._engine.begin() as connection:
-                self._prepare(connection)
-        except SQLAlchemyError as error:
-            self._engine.dispose()
-            raise UnavailableError(
-                f"incident history {self.name} cannot be used: {_line(error)}; is incidents.url right, does the "
-                "database exist, and may its user create tables?"
-            ) from error
-        except BaseException:
-            self._engine.dispose()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+        with contextlib.ExitStack() as unless_opened:
+            unless_opened.callback(self.close)
+            try:
+                with self._engine.begin() as connection:
+                    self._prepare(connection)
+            except SQLAlchemyError as error:
+                raise UnavailableError(
+                    f"incident history {self.name} cannot be used: {_line(error)}; is incidents.url right, does the "
+                    "database exist, and may its user create tables?"
+                ) from error
+            unless_opened.pop_all()
 
     def close(self) -> None:
         """Close all connections."""

@@ -56,16 +56,14 @@ def embed(model: Model) -> tuple[Embedded, Embedded]:
     """
     members, rank = model.members, model.members.shape.rank
 
-    def beside(names: Names, values: Singles) -> Floats:
-        """Turn (members, names, width) into (names, members * rank)."""
+    def embedded(kind: str, names: Names, values: Singles) -> Embedded:
+        """Turn values (members, names, width) into (names, members * rank)."""
         found: Floats = values[..., :rank].astype(np.float64).transpose(1, 0, 2).reshape(len(names), -1)
         found /= np.sqrt(len(members))
-        return found
+        return Embedded(kind, names.names, found)
 
-    return (
-        Embedded("workload", model.workloads.names, beside(model.workloads, members.workload)),
-        Embedded("platform", model.platforms.names, beside(model.platforms, members.platform)),
-    )
+    workloads = embedded("workload", model.workloads, members.workload)
+    return workloads, embedded("platform", model.platforms, members.platform)
 
 
 def as_table(parts: Sequence[Embedded]) -> pa.Table:

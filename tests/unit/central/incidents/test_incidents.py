@@ -114,7 +114,7 @@ def reported(number: int, report: agent_pb2.Trigger, *, host: str = "h1") -> Tri
 
 @pytest.fixture
 def store(tmp_path):
-    with IncidentStore("", tmp_path) as opened:
+    with contextlib.closing(IncidentStore("", tmp_path)) as opened:
         yield opened
 
 
@@ -153,7 +153,7 @@ def test_whoever_is_suspected_it_is_one_incident_which_the_last_report_names(tmp
     rows.append(row(9, NOW + 1200 * S, score=NAN))
     for seed in range(8):
         random.Random(seed).shuffle(rows)
-        with IncidentStore("", tmp_path_factory.mktemp("store")) as store:
+        with contextlib.closing(IncidentStore("", tmp_path_factory.mktemp("store"))) as store:
             for each in rows:
                 take(store, each)
             (found,) = listed(store)
@@ -320,7 +320,7 @@ def test_the_order_of_arrival_does_not_matter(tmp_path_factory, rows, seed, spli
     times = [r.unix_ns for r in rows if r.unix_ns not in ends]
     found = []
     for order in (rows, mixed):
-        with IncidentStore("", tmp_path_factory.mktemp("store")) as store:
+        with contextlib.closing(IncidentStore("", tmp_path_factory.mktemp("store"))) as store:
             take(store, *order[:split])
             take(store, *order[split:])
             found.append(as_groups(store))

@@ -27,7 +27,7 @@ def receiver():
 
 @pytest.fixture
 def store(tmp_path):
-    with IncidentStore("", tmp_path) as opened:
+    with contextlib.closing(IncidentStore("", tmp_path)) as opened:
         yield opened
 
 
