@@ -44,7 +44,9 @@ def list_(
     suspect_job: Annotated[str, typer.Option(help="Only if some report suspects this job first.")] = "",
     victim_job: Annotated[str, typer.Option(help="Only if a VM of this job suffers.")] = "",
     vm: Annotated[str, typer.Option(help="Only with this VM (UUID or name), victim or suspect.")] = "",
-    hours: Annotated[float | None, typer.Option(min=0, max=_MAX_HOURS, help="Only of this many last hours.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0, max=_MAX_HOURS, help="Hours to look back; default: all.")
+    ] = None,
     open_only: Annotated[bool, typer.Option("--open", help="Only if VMs suffer now.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 20,
     json: JsonOption = False,

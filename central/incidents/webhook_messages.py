@@ -106,6 +106,8 @@ def _summary(incident: fleet_pb2.Incident) -> str:
 
 def _description(incident: fleet_pb2.Incident) -> str:
     found = found_by(incident.found_by)
+    peak, threshold = incident.peak_mn_cpi, incident.peak_threshold
+    above = "" if math.isnan(threshold) else f", threshold {threshold:.3g}"
     parts = [
         f"found {found}" if found else "",
         _listed("victims (slow-down)", [_victim(vm) for vm in incident.victims]),
@@ -114,17 +116,10 @@ def _description(incident: fleet_pb2.Incident) -> str:
             [named(vm) + ("" if math.isnan(vm.peak) else f" (score {vm.peak:.3g})") for vm in incident.suspects],
         ),
         f"{incident.reports} report{'s' if incident.reports != 1 else ''}",
-        _mean_n_cpi(incident),
+        "" if math.isnan(peak) else f"mean nCPI up to {peak:.3g}{above}",
         f"more: whitepanda incidents show {incident.id}",
     ]
     return "; ".join(part for part in parts if part)
-
-
-def _mean_n_cpi(incident: fleet_pb2.Incident) -> str:
-    if math.isnan(incident.peak_mn_cpi):
-        return ""
-    threshold = "" if math.isnan(incident.peak_threshold) else f", threshold {incident.peak_threshold:.3g}"
-    return f"mean nCPI up to {incident.peak_mn_cpi:.3g}{threshold}"
 
 
 def _victim(vm: fleet_pb2.IncidentVm) -> str:

@@ -110,16 +110,10 @@ def change(
         upsert(connection, sent, values)
     rows = [{"receiver": receiver, "created_unix_ns": now_unix_ns, "message": message} for message in new]
     connection.execute(notices.insert(), rows)
-    return _cut(connection, receiver, max_waiting)
-
-
-def _cut(connection: sa.Connection, receiver: str, at_most: int) -> int:
-    mine = notices.c.receiver == receiver
-    newest = sa.select(notices.c.id).where(mine).order_by(notices.c.id.desc())
-    last_kept = connection.scalar(newest.offset(at_most - 1).limit(1))
-    if last_kept is None:
-        return 0
-    return connection.execute(sa.delete(notices).where(mine, notices.c.id < last_kept)).rowcount
+    waiting_here = notices.c.receiver == receiver
+    newest = sa.select(notices.c.id).where(waiting_here).order_by(notices.c.id.desc())
+    last_kept = connection.scalar(newest.offset(max_waiting - 1).limit(1)) or 0
+    return connection.execute(sa.delete(notices).where(waiting_here, notices.c.id < last_kept)).rowcount
 
 
 def waiting(connection: sa.Connection, receiver: str) -> tuple[int, int, sa.Row[Any] | None]:

@@ -52,8 +52,7 @@ def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updat
     all_w = Names.of((*workloads.names, *added_w, *strangers))
     rows = named.placed(all_w, Names.of((*platforms.names, *added_p)), "")
     is_new_w, is_new_p = rows.workload >= len(workloads), rows.platform >= len(platforms)
-    if (is_new_w & is_new_p).any():
-        row = int(np.flatnonzero(is_new_w & is_new_p)[0])
+    for row in np.flatnonzero(is_new_w & is_new_p):
         raise InputError(
             f"{named.path}: row {row + 1} has a workload and a platform that are both new; "
             "add the platform first, with runs of known workloads"
