@@ -82,7 +82,7 @@ def _unavailable(address: CentralAddress, where: str, details: str) -> Whitepand
 
 
 def _unfit(address: CentralAddress, where: str, details: str) -> str:
-    """Return why central's certificate does not pass; "" where that is not the reason."""
+    """Return why central's certificate does not pass; "" if that is not the reason."""
     lower = details.lower()
     if is_of_another_ca(details):
         remedy = "is it of another fleet? Give the CA that issued it (--tls or --ca), or see --central"

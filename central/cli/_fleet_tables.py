@@ -133,7 +133,7 @@ def comparison_shown(found: Comparison, metric: str, weighed_by: str) -> Iterato
 
 
 def drawn_shown(drawn: Drawn, out: Path | None) -> Iterator[str]:
-    """Show the machines drawn, or where they are written, and how good they are."""
+    """Show the machines drawn, or the file that has them, and how good they are."""
     summary = drawn.as_json(0)
     yield (
         f"{len(drawn.machines):,} of {drawn.fleet_machines:,} machines ({summary['share']:.1%}), draw {drawn.draws:,}"

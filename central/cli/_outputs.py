@@ -87,7 +87,7 @@ def check_lake(lake: str) -> None:
 
 
 def people_console(out: Path | None) -> Console:
-    """Return where texts for people go: to standard error if the file to write is standard output."""
+    """Return the console of texts for people: standard error if the file to write is standard output."""
     try:
         return errors if out and os.path.samestat(out.stat(), os.fstat(sys.stdout.fileno())) else console
     except (OSError, ValueError):  # the file does not exist yet, or standard output is not a file

@@ -62,8 +62,8 @@ def fit(
 ) -> None:
     """Fit antagonist coefficients to a trace.
 
-    By how many standard deviations the CPI of the latency-sensitive tasks beside it rises per unit of CPU that a job
-    uses. panda: A_k = sum(u * mnCPI) / sum(u^2) over all tasks of job k. whitepanda: all jobs at once, from robust
+    By how many standard deviations the CPI of the latency-sensitive tasks next to it rises per unit of CPU that a job
+    uses. panda: A_k = sum(u * mnCPI) / sum(u^2) over all tasks of job k. whitepanda: all jobs together, from robust
     mnCPI, within machine days; see docs/methods.md.
     """
     options = TraceFitOptions(
@@ -131,7 +131,7 @@ def evaluate(
 ) -> None:
     """Show how high each method ranks the true antagonists.
 
-    PANDA's section 5.2: at machine slots where mnCPI is above the machine's own 99th percentile and a victim is there
+    PANDA's section 5.2: at machine slots whose mnCPI is above the machine's own 99th percentile and a victim is there
     for the third slot in a row, the mean percentile of the true antagonists among the tasks that may be blamed.
     """
     names = tuple(name.strip() for name in (methods or "").split(",") if name.strip())

@@ -198,7 +198,7 @@ def draw(
     """Draw the machines of the test cluster at random.
 
     Again, if the jobs with enough instances on them have too little of the weight, or if their metric is now already
-    unlike the fleet's (where ROWS has it).
+    unlike the fleet's (if ROWS has it).
     """
     check_output(out, suffixes=TABLES, others={"ROWS": rows, "--plan": plan})
     planned = None if plan is None else _read_plan(plan)

@@ -82,7 +82,7 @@ def show(
     operator: Operator = OPERATOR,
     json: JsonOption = False,
 ) -> None:
-    """Show one incident: victims by slow-down, suspects, each report, and where else the suspect was one."""
+    """Show one incident: victims by slow-down, suspects, each report, and other incidents of the suspect."""
     if not number.isascii() or not number.isdigit() or int(number) >= 2**63:
         raise InputError(f"NUMBER must be an incident's number (value {number[:40]!r}); see `incidents list`")
     with asking(operator.address(central), _DEADLINE_S) as ask:

@@ -107,7 +107,7 @@ def renew_(
         path = Path(directory, f"{name}.crt")
         say(
             f"{path}: valid until {describe(path).not_after:%Y-%m-%d} (before: {before.not_after:%Y-%m-%d}, serial "
-            f"{before.serial}); goes where the one before is"
+            f"{before.serial}); replaces the one before"
         )
 
 
@@ -117,7 +117,7 @@ def revoke_(
     *,
     into: Annotated[
         Path | None,
-        typer.Option("--list", help="The list of serials.", show_default="revoked.txt beside each certificate"),
+        typer.Option("--list", help="The list of serials.", show_default="revoked.txt next to each certificate"),
     ] = None,
 ) -> None:
     """Add certificates to the list of serials that central refuses (central.revoked_serials)."""

@@ -127,7 +127,7 @@ def profile(
 ) -> None:
     """Find loading vectors of jobs, with 95 % intervals.
 
-    Columns job, copies, time_s: runs of so many copies of a job at once; this gives |p|^2 and, of busy jobs of two
+    Columns job, copies, time_s: runs of this many copies of a job together; this gives |p|^2 and, of busy jobs of two
     resources, two mirrored vectors. Columns job, time_s and resources: runs beside known loads (the sum of their
     loading vectors; zeros: alone), as a probe of one resource, 1 in its column. Columns job, resources and perhaps
     vm: measured shares of time, one row per window (CPU, memory stalls, waits for disk and network).
@@ -189,7 +189,7 @@ def pairs(
 
     A row is a workload beside an interferer on a platform; with runtime_us, rows without an
     interferer are the times alone. The extended model reaches beyond 2 and below 1, which
-    D-Factor cannot. A fifth of the pairs is held out and tells how far off it is, beside D-Factor
+    D-Factor cannot. A fifth of the pairs is held out and shows how far off it is, next to D-Factor
     and a constant per platform; ROWS are then predicted from all pairs.
     """
     if (rows is None) != (out is None):

@@ -54,15 +54,15 @@ def _highest_first(vm: fleet_pb2.IncidentVm) -> tuple[bool, float, str, str]:
 
 
 def _slowest_first(vm: fleet_pb2.IncidentVm) -> tuple[bool, float, bool, float, str, str]:
-    """Return the rank of a victim: by its slow-down; nCPI, which is cut, decides only where that is not known."""
-    ratio = vm.slow_down.ratio  # 0 where there is none
+    """Return the rank of a victim: by its slow-down; nCPI, which is cut, decides only if that is not known."""
+    ratio = vm.slow_down.ratio  # 0: not known
     return (not ratio > 0, -ratio if ratio > 0 else 0.0, *_highest_first(vm))
 
 
 def _suspects(row: sa.Row[Any], vms: list[fleet_pb2.IncidentVm]) -> list[fleet_pb2.IncidentVm]:
     """Return the suspects, the first one first.
 
-    The first suspect of an ongoing incident is that of its last report. Once the incident is over, it is the VM that
+    The first suspect of an ongoing incident is its last report's. Once the incident is over, it is the VM that
     most reports name first, so that a late change does not rewrite the history.
     """
 

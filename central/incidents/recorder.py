@@ -66,7 +66,7 @@ class IncidentRecorder:
                 await asyncio.wait_for(self._journal.has_triggers.wait(), _PRUNE_INTERVAL_S)
 
     async def record_some(self) -> int:
-        """Move the oldest waiting reports and return how many; raises StoreError where they have to wait on."""
+        """Move the oldest waiting reports and return how many; raises StoreError if they have to wait."""
         waiting = await in_own_thread(self._journal.read_triggers, _AT_ONCE)
         if waiting:
             rows = [row for _, row in waiting]

@@ -106,7 +106,7 @@ def _open_now(connection: sa.Connection, since_unix_ns: int, *, limit: int) -> l
 
 
 def _get(connection: sa.Connection, number: int) -> fleet_pb2.IncidentDetail | None:
-    """Return an incident with its last reports; None where there is none of this number."""
+    """Return an incident with its last reports; None if there is none of this number."""
     advice, r = tables.recommendations.c, tables.reports.c
     row = connection.execute(sa.select(tables.incidents).where(tables.incidents.c.id == number)).first()
     if row is None:
@@ -229,7 +229,7 @@ class IncidentStore:
             raise StoreError(_line(error)) from error
 
     def _prepare(self, connection: sa.Connection) -> None:
-        """Make the tables where they are missing; replicas that start together do it one after the other."""
+        """Make missing tables; replicas that start together do it one after the other."""
         if connection.dialect.name == "postgresql":
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": 0x77686975})
         METADATA.create_all(connection)

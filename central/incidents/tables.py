@@ -56,7 +56,7 @@ incidents = sa.Table(
     sa.Column("peak_mn_cpi", sa.Double),  # null: never known, here and below
     sa.Column("peak_threshold", sa.Double),
     sa.Column("found_by", sa.Integer, nullable=False),  # a bit for each analysis, 1 << its number
-    # By the last report that named a suspect, at this time; "" and 0 where none did.
+    # By the last report that named a suspect, at this time; "" and 0 if none did.
     sa.Column("suspect_unix_ns", sa.BigInteger, nullable=False),
     sa.Column("suspect_vm", sa.Text, nullable=False),
     sa.Index("incidents_by_time", "first_unix_ns", "id"),
@@ -288,7 +288,7 @@ def _of_report(row: TriggerRow, trigger: agent_pb2.Trigger) -> dict[str, Any]:
 
 
 def _or_none(value: Any) -> Any:
-    """Return a value as columns have it: null where not known."""
+    """Return a value as columns have it: null if not known."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -335,7 +335,7 @@ def _add_vms(connection: sa.Connection, vms: list[dict[str, Any]]) -> None:
     statement = insert_into(connection, incident_vms)
     old, new = incident_vms.c, statement.excluded
     larger = sa.func.max if connection.dialect.name == "sqlite" else sa.func.greatest
-    # By all parts, so that of equal ratios the same interval stays whatever the order of arrival.
+    # By all parts, so that with equal ratios the same interval stays in any order of arrival.
     new_rank, old_rank = (
         sa.tuple_(*(sa.func.coalesce(columns[f"slow_{part}"], least) for part, least in _SLOW.items()))
         for columns in (new, old)

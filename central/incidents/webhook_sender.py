@@ -25,7 +25,7 @@ _MAX_DELAY_S = 3600.0  # that a receiver may ask for
 class Answer:
     """A receiver's answer to a message."""
 
-    why: str = ""  # it was not taken; "" where it was
+    why: str = ""  # it was not taken; "" if it was
     is_final: bool = False  # it will never be taken
     delay_s: float = 0.0  # how long the receiver asks to be left alone
 

@@ -1,4 +1,4 @@
-"""Webhook notices that wait, kept beside incident history: they survive a kill, and replicas share them.
+"""Webhook notices that wait, kept in incident history's database: they survive a kill, and replicas share them.
 
 Each receiver (a URL) has notices, sent in their order, and a list of the incidents that it was sent as ongoing. Of
 several replicas with one database, the holder of the receiver's lease makes and sends them.
@@ -19,7 +19,7 @@ receivers = sa.Table(
     METADATA,
     sa.Column("receiver", sa.Text, primary_key=True),  # a digest of its URL, which may hold a secret
     sa.Column("holder", sa.Text, nullable=False),  # the replica that sends to it
-    sa.Column("until_unix_ns", sa.BigInteger, nullable=False),  # by the database's clock, where it has one
+    sa.Column("until_unix_ns", sa.BigInteger, nullable=False),  # by the database's clock, if it has one
 )
 notices = sa.Table(
     "webhook_notices",
@@ -54,7 +54,7 @@ def claim(connection: sa.Connection, receiver: str, holder: str, *, lease_ns: in
 
 
 def _now(connection: sa.Connection, now_unix_ns: int) -> int:
-    """Return the time of leases: the database's, where replicas with clocks of their own share it."""
+    """Return the time of leases: PostgreSQL's, as replicas have different clocks."""
     if connection.dialect.name != "postgresql":
         return now_unix_ns
     found = connection.scalar(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1e9)::bigint"))

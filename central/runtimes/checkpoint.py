@@ -1,4 +1,4 @@
-"""What a fit has trained so far, in a file beside the model: a stopped fit continues after its last member."""
+"""What a fit has trained so far, in a file next to the model: a stopped fit continues after its last member."""
 
 import hashlib
 import json

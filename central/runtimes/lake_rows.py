@@ -77,7 +77,7 @@ def read_lake(lake: Lake, *, slot_s: float, days: int, max_rows: int) -> LakeRow
 
 
 def _columns(busy: ir.Table) -> ir.Table:
-    """Name, in order, what is needed of each VM; the runtime is null where a window lacks its counters."""
+    """Return the needed columns, a row per VM; the runtime is null if a window lacks its counters."""
     is_counted = (busy.cpi_time_ns == busy.usage_time_ns) & (busy.instructions > 0)
     time_us = busy.usage_core_ns / 1e3 / (busy.instructions.cast("float64") / _INSTRUCTIONS)
     return busy.select(
@@ -86,7 +86,7 @@ def _columns(busy: ir.Table) -> ir.Table:
 
 
 def _observed(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Put each VM beside the others of its machine's slot."""
+    """Return a row per VM, with the others of its machine's slot."""
     found: dict[str, Any] = {name: [] for name in ("workload", "platform", "interferers", "runtime_us")}
     found |= {"crowded": 0, "not_counted": 0}
     for _, group in groupby(rows, key=lambda row: (row["machine"], row["slot_start_ns"])):

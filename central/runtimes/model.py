@@ -19,7 +19,7 @@ from whitepanda.common.errors import InputError
 from whitepanda.common.files.durable import writing
 
 FORMAT = "whitepanda-runtime-1"
-#: Rows that are predicted at once: bounds the memory that it takes.
+#: Rows that are predicted together; limits memory.
 _AT_ONCE = 65_536
 _REMEDY = "write it again with `whitepanda runtime fit`"
 

@@ -23,7 +23,7 @@ _LIKE_NOTHING = ("nan", "none", "null", "na", "n/a")
 _STRANGE = -2
 #: Squares of larger values overflow single precision.
 _MAX_FEATURE = 1e18
-#: More at once are taken for a mistake in the table.
+#: More are taken for a mistake in the table.
 MAX_INTERFERERS = 64
 
 

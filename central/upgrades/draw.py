@@ -179,7 +179,7 @@ class _Fleet:
 
 
 def _reached_at(at: Ints, job: Ints, wanted: Ints) -> Ints:
-    """Return the place `at` (from 1) where each job has as many rows as are wanted; `_NEVER` where it has fewer."""
+    """Return the place `at` (from 1) where each job has as many rows as are wanted; `_NEVER` if it has fewer."""
     rows = np.lexsort((at, job))
     there = np.bincount(job, minlength=len(wanted))
     first = np.searchsorted(job[rows], np.arange(len(wanted)))

@@ -40,10 +40,10 @@ class Jobs:
 class Rows:
     """Instances, and the weights of their jobs."""
 
-    observed: Observed  # instances with their metric; NaN throughout where the file has none
+    observed: Observed  # instances with their metric; all NaN if the file has none
     weights: Shares  # of the jobs
-    metric: str  # the metric's column; "" where there is none
-    weighed_by: str  # "weight", "quota", or "instances" where the file has neither
+    metric: str  # the metric's column; "" if there is none
+    weighed_by: str  # "weight", "quota", or "instances" if the file has neither
 
 
 def _positive(file: UserTable, column: str) -> Floats:
