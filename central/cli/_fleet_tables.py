@@ -135,9 +135,8 @@ def comparison_shown(found: Comparison, metric: str, weighed_by: str) -> Iterato
 def drawn_shown(drawn: Drawn, out: Path | None) -> Iterator[str]:
     """Show the machines drawn, or the file that has them, and how good they are."""
     summary = drawn.as_json(0)
-    yield (
-        f"{len(drawn.machines):,} of {drawn.fleet_machines:,} machines ({summary['share']:.1%}), draw {drawn.draws:,}"
-    )
+    of = f"{drawn.fleet_machines:,} machines ({summary['share']:.1%})"
+    yield f"{len(drawn.machines):,} of {of}, draw {drawn.draws:,}"
     yield f"jobs with enough instances there have {drawn.coverage:.1%} of the weight"
     if drawn.planned:
         met = f"{summary['planned_jobs_met']:,} of {summary['planned_jobs']:,} planned jobs"

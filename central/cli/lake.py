@@ -51,8 +51,7 @@ def verify(
             found.append(line)
             if not json:
                 say(line)
-    where = " in footers and manifests" if quick else ""
-    none = None if found else f"{segments} segments, no problem{where}"
+    none = None if found else f"{segments} segments, no problem{' in footers and manifests' if quick else ''}"
     report({"lake": lake, "problems": found}, [none], json=json)
     if found:
         raise typer.Exit(1)

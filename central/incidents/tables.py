@@ -233,9 +233,8 @@ def _incident(connection: sa.Connection, row: TriggerRow, trigger: agent_pb2.Tri
         sa.select(incidents)
         .where(i.host == row.machine, i.last_unix_ns >= row.unix_ns - gap_ns, i.first_unix_ns <= row.unix_ns + gap_ns)
         .order_by(i.id)
-    ).all()
-    parts: list[Mapping[str, Any]] = [_of_report(row, trigger)]
-    parts += [dict(each._mapping) for each in near]  # noqa: SLF001 - its public name
+    ).mappings()
+    parts: list[Mapping[str, Any]] = [_of_report(row, trigger), *map(dict, near)]
     # Unknown (null) ranks below everything.
     first = min(part["first_unix_ns"] for part in parts)
     last, victims, slow_down = max(
@@ -260,12 +259,12 @@ def _incident(connection: sa.Connection, row: TriggerRow, trigger: agent_pb2.Tri
         "suspect_unix_ns": suspect_unix_ns,
         "suspect_vm": suspect_vm,
     }
-    if not near:
+    if len(parts) == 1:
         made = connection.execute(incidents.insert().values(values).returning(i.id))
         return int(made.scalar_one())
-    kept = near[0].id
-    for other in near[1:]:
-        _merge(connection, kept, other.id)
+    kept, *others = (part["id"] for part in parts[1:])
+    for other in others:
+        _merge(connection, kept, other)
     connection.execute(sa.update(incidents).where(i.id == kept).values(values))
     return int(kept)
 
@@ -295,8 +294,8 @@ def _or_none(value: Any) -> Any:
 def _merge(connection: sa.Connection, kept: int, other: int) -> None:
     """Move the contents of an incident to an earlier one."""
     connection.execute(sa.update(reports).where(reports.c.incident == other).values(incident=kept))
-    vms = connection.execute(sa.select(incident_vms).where(incident_vms.c.incident == other)).all()
-    _add_vms(connection, [{**vm._mapping, "incident": kept} for vm in vms])  # noqa: SLF001 - its public name
+    vms = connection.execute(sa.select(incident_vms).where(incident_vms.c.incident == other)).mappings()
+    _add_vms(connection, [{**vm, "incident": kept} for vm in vms])
     connection.execute(sa.delete(incident_vms).where(incident_vms.c.incident == other))
     mine = recommendations.c.incident == other
     for advice in connection.execute(sa.select(recommendations).where(mine)).all():

@@ -210,8 +210,7 @@ class Webhooks:
     async def _give_up(self, receiver: _Receiver, notice: int, reason: str, why: str) -> None:
         await self._forget(notice)
         receiver.dropped[reason] += 1
-        message = "a webhook's notice is given up"
-        self._log.error(message, receiver=receiver.name, reason=reason, why=why, notice=notice)
+        self._log.error("a webhook's notice is given up", receiver=receiver.name, reason=reason, why=why, notice=notice)
 
     async def _tidy(self) -> None:
         """Forget receivers that no central has claimed for a month, now and daily."""

@@ -20,14 +20,13 @@ _FORMAT = "whitepanda-runtime-partial-1"
 
 
 class Checkpoint:
-    """A file with the members trained so far, rewritten after each of them.
+    """A file with the members trained so far, rewritten after each of them; `show` is called with lines about it.
 
     Its name is the model file's with `.partial` appended. A model that goes to a device, a pipe or a link has none. If
     it cannot be written, the fit continues but cannot be resumed.
     """
 
     def __init__(self, model: Path, show: Callable[[str], None]) -> None:
-        """Take the model's file, and a function that shows a line about the checkpoint."""
         is_plain = not model.is_symlink() and (model.is_file() or not model.exists())
         self.path = model.with_name(f"{model.name}.partial") if is_plain else None
         self._show = show

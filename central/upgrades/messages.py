@@ -95,13 +95,12 @@ def comparison_request(
 def comparison_of(answer: fleet_pb2.SideComparison) -> Comparison:
     """Return central's comparison; of its jobs as many as the answer holds."""
     same = ("job", "weight", "current", "new", "p", "adjusted_p", "verdict")
-    has_baseline = answer.HasField("baseline_percent")
     return Comparison(
         current=_interval(answer.current),
         new=_interval(answer.new),
         difference=_interval(answer.difference_percent, 100.0),
         independent=_interval(answer.independent_percent, 100.0),
-        baseline=_interval(answer.baseline_percent, 100.0) if has_baseline else None,
+        baseline=_interval(answer.baseline_percent, 100.0) if answer.HasField("baseline_percent") else None,
         coverage=answer.coverage,
         confidence=answer.confidence,
         machines=(answer.current_machines, answer.new_machines),
