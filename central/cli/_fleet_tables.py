@@ -95,7 +95,9 @@ def plan_shown(made: Plan) -> Iterator[RenderableType | None]:
         yield f"larger standard deviation than planned with: {_counted(len(fidelity.larger), 'job')}"
 
 
-def comparison_shown(found: Comparison, metric: str, weighed_by: str) -> Iterator[RenderableType | None]:
+def comparison_shown(
+    found: Comparison, metric: str, weighed_by: str, jobs_in_all: int
+) -> Iterator[RenderableType | None]:
     """Show a comparison: its heaviest jobs, and what the fleet gained."""
     share = f"{100 * found.confidence:g} %"
     shown = found.jobs[:_SHOWN]
@@ -130,6 +132,8 @@ def comparison_shown(found: Comparison, metric: str, weighed_by: str) -> Iterato
     yield f"{counts} ({false}), {verdicts.count('unclear'):,} unclear"
     if found.left_out:
         yield f"left out: jobs {', '.join(f'{n:,} {_REASONS[why]}' for why, n in found.left_out.items())}"
+    if jobs_in_all > len(found.jobs):
+        yield f"{jobs_in_all:,} jobs in all, of which central sends the {len(found.jobs):,} heaviest"
 
 
 def drawn_shown(drawn: Drawn, out: Path | None) -> Iterator[str]:

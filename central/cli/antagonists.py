@@ -145,9 +145,8 @@ def evaluate(
         seed=seed,
         engine=EngineOptions(engine, spark_master, memory_limit_mib),
     )
-    known = Truth.read(truth)
     with _progress() as on_progress:
-        summary = evaluate_trace(traces, known, options, on_progress).as_json()
+        summary = evaluate_trace(traces, Truth.read(truth), options, on_progress).as_json()
     few = " (too few for intervals)" if 0 < summary["machines"] < LEAST_MACHINES else ""
     counts = (
         f"{summary['events']:,} events of {summary['triggers']:,} triggers, on {summary['machines']:,} machines{few} "

@@ -203,7 +203,7 @@ def evaluate(
     if plot is not None:
         write_plot(plot, rows.degradation, estimates.degradation, rows.scenarios, runs.name)
     result = {"usable": dict(measured.counts), **result}
-    report(result, (_rows_line(measured.counts), *_evaluation_shown(result)), json=json)
+    report(result, _evaluation_shown(result), json=json)
 
 
 def _names(text: str, option: str) -> tuple[str, ...]:
@@ -250,6 +250,7 @@ def _choice_table(choice: dict[str, Any]) -> Grid:
 
 
 def _evaluation_shown(result: dict[str, Any]) -> Iterator[RenderableType]:
+    yield _rows_line(result["usable"])
     names = ("rows", "overall", "with scatter", "dynamic", "mean", "median", "covered")
     table = grid("scenario", *(f">{name}" for name in names), title=f"Held out: {result['held_out_by']}", whole=names)
     keys = ("overall_error", "overall_error_with_scatter", "dynamic_error", "mean_ape", "median_ape")

@@ -172,9 +172,7 @@ def compare(
     if plot is not None:
         plot_comparison(plot, found, metric)
     about = {"metric": metric, "weighed_by": weighed_by, "jobs_in_all": in_all}
-    more = f"{in_all:,} jobs in all, of which central sends the {len(found.jobs):,} heaviest"
-    shown = (*comparison_shown(found, metric, weighed_by), more if in_all > len(found.jobs) else None)
-    report(about | comparison_json(found), shown, json=json)
+    report(about | comparison_json(found), comparison_shown(found, metric, weighed_by, in_all), json=json)
 
 
 @app.command()

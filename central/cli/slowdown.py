@@ -141,9 +141,8 @@ def profile(
         write_loadings(out, found)
     if plot is not None:
         plot_profiles(plot, found)
-    written = None if out is None else f"written to {out}"
     result = {"kind": found.kind, "jobs": [asdict(job) for job in found.jobs]}
-    report(result, (*_profiles_shown(found), written), json=json)
+    report(result, _profiles_shown(found, out), json=json)
     without = [job for job in found.jobs if job.loading is None and not job.candidates]
     if without:
         more = f" and {len(without) - 1:,} more" if len(without) > 1 else ""
@@ -153,7 +152,7 @@ def profile(
         )
 
 
-def _profiles_shown(found: Profiles) -> Iterator[RenderableType]:
+def _profiles_shown(found: Profiles, out: Path | None) -> Iterator[RenderableType]:
     table = grid("job", ">n", "what", ">value", ">95 % interval", title=f"Loading vectors from {found.kind}")
     table.add_column("0 to 1", min_width=_SHARE_WIDTH)
     for job in found.jobs:
@@ -169,6 +168,8 @@ def _profiles_shown(found: Profiles) -> Iterator[RenderableType]:
             yield f"{job.job}: {words}"
         for note in job.notes:
             yield f"{job.job}: {note}"
+    if out is not None:
+        yield f"written to {out}"
 
 
 @app.command()
@@ -218,11 +219,11 @@ def pairs(
         "out": None if out is None else str(out),
         "rows": None if asked is None else len(asked.is_pair),
     }
-    written = None if asked is None else f"{len(asked.is_pair):,} rows written to {out}"
-    report(result, (*_pairs_shown(known, found), written), json=json, to=people_console(out))
+    shown = _pairs_shown(known, found, "" if asked is None else f"{len(asked.is_pair):,} rows written to {out}")
+    report(result, shown, json=json, to=people_console(out))
 
 
-def _pairs_shown(known: Measured, found: HeldOut) -> Iterator[RenderableType]:
+def _pairs_shown(known: Measured, found: HeldOut, written: str) -> Iterator[RenderableType]:
     left_out = f"{known.without_alone:,} have no run alone, {known.of_several:,} rows are beside several"
     yield f"{len(known.same):,} pairs; left out: {left_out}"
     titles = (">slow-down", ">n", "model", ">error, %", ">95 % interval")
@@ -240,6 +241,8 @@ def _pairs_shown(known: Measured, found: HeldOut) -> Iterator[RenderableType]:
             table.add_row(*first, name, f"{100 * each.mean:.2f}", interval, bar(each.mean, largest, _SHARE_WIDTH))
     yield table
     yield f"extended: {found.resources} resources, penalty {found.penalty:g}, by validation"
+    if written:
+        yield written
 
 
 def _interval(estimate: Estimate) -> str:

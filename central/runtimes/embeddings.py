@@ -118,10 +118,8 @@ def neighbours(values: Floats, groups: Sequence[str], seed: int) -> Neighbours:
     n = len(labels)
     share = float((labels == labels[nearest]).mean())
     random = np.random.default_rng(seed)
-    dealt = np.empty(_SHUFFLES)
-    for deal in range(_SHUFFLES):
-        some = random.permutation(labels)
-        dealt[deal] = (some == some[nearest]).mean()
+    deals = (random.permutation(labels) for _ in range(_SHUFFLES))
+    dealt = np.array([(some == some[nearest]).mean() for some in deals])
     low, high = np.quantile(dealt, [(1 - _SHOWN_SHARE) / 2, (1 + _SHOWN_SHARE) / 2])
     chance = float((sizes * (sizes - 1)).sum() / (n * (n - 1)))
     p = float((1 + (dealt >= share).sum()) / (1 + _SHUFFLES))

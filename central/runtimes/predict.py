@@ -40,7 +40,7 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
     The digits are the shortest that make the number: 0.10, .1 and 1e-1 are all called 0.1, in columns and in JSON.
     Raises InputError if one is not a number above 0 and up to 0.5, or given twice.
     """
-    found = []
+    found = list[tuple[str, float]]()
     for part in text.split(","):
         try:
             value = float(part)
@@ -48,11 +48,10 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
             value = math.nan
         if not 0 < value <= _MAX_EPSILON:
             raise InputError(f"--epsilon: must be numbers above 0 and up to 0.5, by commas (value {text})")
-        found.append((np.format_float_positional(value, trim="-"), value))
-    words = [word for word, _ in found]
-    twice = next((word for word in words if words.count(word) > 1), None)
-    if twice is not None:
-        raise InputError(f"--epsilon: {twice} is given twice, each only once (value {text})")
+        word = np.format_float_positional(value, trim="-")
+        if word in dict(found):
+            raise InputError(f"--epsilon: {word} is given twice, each only once (value {text})")
+        found.append((word, value))
     return tuple(found)
 
 
