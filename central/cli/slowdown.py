@@ -52,8 +52,7 @@ def estimate(
     counts as c elements of p / c. tau_s is its time alone: then completion times are shown, as jobs arrive
     (start_s, default 0) and end.
     """
-    if plot is not None:
-        check_output(plot, "--plot", PICTURES, others={"LOADINGS": loadings})
+    check_output(plot, "--plot", PICTURES, others={"LOADINGS": loadings})
     jobs = _jobs_of_one_machine(loadings)
     counts = units_of(numbers_by_name(units or [], "--units"), jobs.resources)
     found = estimated(jobs, counts)

@@ -31,10 +31,10 @@ def incident_messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) ->
         last.reports = next(known, 0)
     victims = {row.id: sorted(vms[row.id, tables.ROLE_VICTIM], key=_slowest_first) for row in rows}
     suspects = {row.id: _suspects(row, vms[row.id, tables.ROLE_SUSPECT]) for row in rows}
-    same = ("id", "host", "first_unix_ns", "last_unix_ns", "reports", "victims_now")
+    names = ("id", "host", "first_unix_ns", "last_unix_ns", "reports", "victims_now")
     return [
         fleet_pb2.Incident(
-            **{name: getattr(row, name) for name in same},
+            **{name: getattr(row, name) for name in names},
             suspect_job=suspects[row.id][0].job if row.suspect_vm else "",
             peak_mn_cpi=or_nan(row.peak_mn_cpi),
             peak_threshold=or_nan(row.peak_threshold),

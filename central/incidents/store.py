@@ -162,7 +162,7 @@ def _reads(
     """Make a method of a question that reads."""
 
     @functools.wraps(question)
-    def method(self: "IncidentStore", *values: P.args, **named: P.kwargs) -> Answer:
+    def method(self: "IncidentStore", /, *values: P.args, **named: P.kwargs) -> Answer:
         try:
             with self._engine.connect() as connection:
                 return question(connection, *values, **named)
@@ -176,7 +176,7 @@ def _writes(work: Callable[Concatenate[sa.Connection, P], Answer]) -> Callable[C
     """Make a method of work in one transaction."""
 
     @functools.wraps(work)
-    def method(self: "IncidentStore", *values: P.args, **named: P.kwargs) -> Answer:
+    def method(self: "IncidentStore", /, *values: P.args, **named: P.kwargs) -> Answer:
         return self.write(lambda connection: work(connection, *values, **named))
 
     return method

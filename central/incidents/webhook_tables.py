@@ -120,7 +120,7 @@ def waiting(connection: sa.Connection, receiver: str) -> tuple[int, int, sa.Row[
     """Return how many notices wait for a receiver, since when the oldest does (0: none), and the next one."""
     n, mine = notices.c, notices.c.receiver == receiver
     count, oldest = connection.execute(sa.select(sa.func.count(), sa.func.min(n.created_unix_ns)).where(mine)).one()
-    following = sa.select(n.id, n.created_unix_ns, n.message).where(mine).order_by(n.id).limit(1)
+    following = sa.select(notices).where(mine).order_by(n.id).limit(1)
     return int(count), int(oldest or 0), connection.execute(following).first() if count else None
 
 
