@@ -93,7 +93,7 @@ def draws_of(case: Case, seed: int, draws: int) -> list[Draw]:
     """Draw machines on one fleet, so many times."""
     fleet = simulate_fleet(case.settings, seed)
     rng = np.random.default_rng((seed, 1))
-    weights = fleet.shares()
+    weights = Shares(np.arange(len(fleet.weight)), fleet.weight)
     found = []
     for _ in range(draws):
         current = fleet.measure(rng, is_upgraded=False)

@@ -21,9 +21,8 @@ Asks = Callable[[str, Any], Any]
 @contextmanager
 def asking(address: CentralAddress, deadline_s: float) -> Iterator[Asks]:
     """Connect to central with an operator's certificate; raises TlsError. Each question has `deadline_s`."""
-    central, files = address.central, address.files
     options = [("grpc.ssl_target_name_override", address.server_name)] if address.server_name else []
-    with grpc.secure_channel(central, channel_credentials(files, "--"), options=options) as channel:
+    with grpc.secure_channel(address.central, channel_credentials(address.files, "--"), options=options) as channel:
         stub = fleet_pb2_grpc.FleetStub(channel)
 
         def ask(method: str, request: Any) -> Any:
@@ -82,7 +81,7 @@ def _unavailable(address: CentralAddress, where: str, details: str) -> Whitepand
 
 
 def _unfit(address: CentralAddress, where: str, details: str) -> str:
-    """Return why central's certificate does not pass; "" where that is not the reason."""
+    """Return why central's certificate does not pass; "" if that is not the reason."""
     lower = details.lower()
     if is_of_another_ca(details):
         remedy = "is it of another fleet? Give the CA that issued it (--tls or --ca), or see --central"

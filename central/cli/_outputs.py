@@ -1,19 +1,20 @@
 """What commands share: lines and tables on the terminal, and checks of files before anything is computed for them."""
 
 import hashlib
+import math
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from whitepanda.common.cli import console, errors
+from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
 #: Ends of names of tables, and of pictures; none at all is CSV, or PNG.
@@ -29,28 +30,46 @@ def say(text: str | Text, to: Console = console) -> None:
     to.print(text, soft_wrap=True)
 
 
+def say_warning(text: str) -> None:
+    """Print a warning on standard error."""
+    say(Text.assemble(("warning:", "bold yellow"), " ", text), errors)
+
+
+def report(value: Any, shown: Iterable[RenderableType | None], *, json: bool, to: Console | None = None) -> None:
+    """Print a result: `value` as JSON for programs, or the lines and tables `shown` for people (not those of None)."""
+    if json:
+        print_json(value)
+        return
+    for each in shown:
+        if each is not None:
+            (to or console).print(each, soft_wrap=isinstance(each, str | Text))
+
+
 def grid(
     *titles: str,
+    rows: Iterable[Iterable[RenderableType]] = (),
     title: str | None = None,
     whole: Collection[str] = (),
     overflow: Literal["ellipsis", "fold"] = "ellipsis",
     **options: Any,
 ) -> Table:
-    """Make a table.
+    """Make a table of `rows` of cells; `options` are those of `rich.table.Table`.
 
-    Args:
-        titles: of the columns; a ">" in front aligns one to the right.
-        title: above the table.
-        whole: columns that are not wrapped where a terminal is narrow.
-        overflow: what happens to cells that are too long.
-        options: of `rich.table.Table`.
+    A ">" before a title aligns its column to the right. Columns in `whole` are not wrapped if the terminal is narrow.
     """
     table = Table(title=title, title_justify="left", **options)
     for each in titles:
         name = each.removeprefix(">")
         side: Literal["left", "right"] = "left" if name == each else "right"
         table.add_column(name, justify=side, no_wrap=name in whole, overflow=overflow)
+    for cells in rows:
+        table.add_row(*cells)
     return table
+
+
+def short(value: float | None, digits: int = 3) -> str:
+    """Return a number with this many digits, "-" for None and NaN."""
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
 def provenance(path: Path, name: str) -> dict[str, Any]:
@@ -68,7 +87,7 @@ def check_lake(lake: str) -> None:
 
 
 def people_console(out: Path | None) -> Console:
-    """Return where texts for people go: to standard error if the file to write is standard output."""
+    """Return the console of texts for people: standard error if the file to write is standard output."""
     try:
         return errors if out and os.path.samestat(out.stat(), os.fstat(sys.stdout.fileno())) else console
     except (OSError, ValueError):  # the file does not exist yet, or standard output is not a file
@@ -82,13 +101,10 @@ def check_output(
     *,
     others: Mapping[str, Path | None] = _NONE,
 ) -> None:
-    """Check that a file can be written, without writing; raises InputError.
+    """Check that the file that `option` names can be written, without writing; raises InputError.
 
-    Args:
-        path: the file to write, None for none. Special files, such as /dev/stdout, may have any name.
-        option: that names it.
-        suffixes: how its name may end, in lower case; a name without an end is fine.
-        others: files that it must not be, as they are read or written too, by their names in the command's help.
+    Its name must end in one of `suffixes` (lower case) or have no ending; special files, such as /dev/stdout, may have
+    any name. It must be none of `others`, which are read or written too, by their names in the command's help.
     """
     if path is None:
         return

@@ -1,24 +1,23 @@
 """`whitepanda antagonists`: coefficients, whitepanda's or PANDA's, fitted to a trace or as central holds them."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 from central.cli._fleet_client import ask_pages, asking
-from central.cli._outputs import JsonOption, grid, say
+from central.cli._outputs import JsonOption, grid, report, say_warning, short
 from central.traces.evaluation import Truth, evaluate_trace
-from central.traces.fit import TraceFit, fit_trace
+from central.traces.fit import fit_trace
 from central.traces.protocol import LEAST_MACHINES
 from central.traces.slots import SlotOptions, rows_json, rows_line
 from collector.traces.google import LatencySensitiveRule, TraceLimits
-from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.cli import console, errors
 from whitepanda.common.errors import InputError
 from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
 from whitepanda.v1 import fleet_pb2
@@ -63,72 +62,50 @@ def fit(
 ) -> None:
     """Fit antagonist coefficients to a trace.
 
-    By how many standard deviations the CPI of the latency-sensitive tasks beside it rises per unit of CPU that a job
-    uses. panda: A_k = sum(u * mnCPI) / sum(u^2) over all tasks of job k. whitepanda: all jobs at once, from robust
+    By how many standard deviations the CPI of the latency-sensitive tasks next to it rises per unit of CPU that a job
+    uses. panda: A_k = sum(u * mnCPI) / sum(u^2) over all tasks of job k. whitepanda: all jobs together, from robust
     mnCPI, within machine days; see docs/methods.md.
     """
     rule, limits = LatencySensitiveRule(priority, scheduling_class), TraceLimits(max_cpi=max_cpi)
     options = SlotOptions(rule, limits, engine, spark_master, memory_limit_mib)
     with _progress() as on_progress:
         result = fit_trace(traces, out, options, on_progress, method=method, until_day=until_day, slot_s=slot_s)
-    summary = {"out": str(out), "method": method, "slot_s": slot_s, **_summary(result)}
-    if until_day is not None and result.last_day < until_day - 1:
-        errors.print(
-            Text("warning: ", style="yellow").append(
-                f"--until-day {until_day}: the last day before it that the trace has is {result.last_day}", style="none"
-            ),
-            soft_wrap=True,
-        )
-    if json:
-        print_json(summary)
-    else:
-        _print_fit(summary)
-
-
-def _summary(result: TraceFit) -> dict[str, Any]:
-    return {
+    summary = {
+        "out": str(out),
+        "method": method,
+        "slot_s": slot_s,
         "rows": rows_json(result.counts),
-        "task_slots": result.task_slots,
-        "machine_slots": result.machine_slots,
-        "last_day": result.last_day,
+        **{name: getattr(result, name) for name in ("task_slots", "machine_slots", "last_day")},
         "jobs": result.table.num_rows,
         "seconds": round(result.seconds, 3),
         "top": result.table.slice(0, _SHOWN).to_pylist(),
     }
+    if until_day is not None and result.last_day < until_day - 1:
+        last = f"the last day before it that the trace has is {result.last_day}"
+        say_warning(f"--until-day {until_day}: {last}")
+    report(summary, _fit_shown(summary), json=json)
 
 
-def _print_fit(summary: dict[str, Any]) -> None:
+def _fit_shown(summary: dict[str, Any]) -> Iterator[RenderableType]:
     is_wide = console.width >= _WIDE_COLUMNS
-    titles = [
-        ">coefficient",
-        ">std. error",
-        ">task slots",
-        ">mean CPI",
-        ">std CPI",
-        *([">sensitive"] if is_wide else []),
-    ]
-    names = ["job", *(title[1:] for title in titles)]
-    table = grid("job", *titles, title="Largest coefficients", whole=names)
+    names = ["coefficient", "std. error", "task slots", "mean CPI", "std CPI", *(["sensitive"] if is_wide else [])]
+    table = grid("job", *(f">{name}" for name in names), title="Largest coefficients", whole=("job", *names))
     for row in summary["top"]:
         cells = (
             f"{row['coefficient']:.4g}",
-            _number(row["standard_error"]),
+            short(row["standard_error"], 4),
             f"{row['samples']:,}",
-            _number(row["mean_cpi"]),
-            _number(row["std_cpi"]),
+            short(row["mean_cpi"], 4),
+            short(row["std_cpi"], 4),
             f"{row['latency_sensitive_ratio']:.0%}",
         )
         table.add_row(row["job"], *(cells if is_wide else cells[:-1]))
-    console.print(table)
+    yield table
+    yield rows_line(summary["rows"])
     jobs = f"{summary['jobs']:,} jobs from {summary['task_slots']:,} task slots"
-    lines = (
-        rows_line(summary["rows"]),
-        f"{jobs}; {summary['machine_slots']:,} machine slots with a latency-sensitive task",
-        f"last day used: {summary['last_day']} (the first is 0)",
-        f"written to {summary['out']} in {summary['seconds']:.1f} s",
-    )
-    for line in lines:
-        say(line)
+    yield f"{jobs}; {summary['machine_slots']:,} machine slots with a latency-sensitive task"
+    yield f"last day used: {summary['last_day']} (the first is 0)"
+    yield f"written to {summary['out']} in {summary['seconds']:.1f} s"
 
 
 @app.command()
@@ -143,12 +120,12 @@ def evaluate(
     scheduling_class: _SchedulingClass = 2.0,
     max_cpi: _MaxCpi = 100.0,
     memory_limit_mib: _MemoryLimit = 2048,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Show how high each method ranks the true antagonists.
 
-    PANDA's section 5.2: at machine slots where mnCPI is above the machine's own 99th percentile and a victim is there
+    PANDA's section 5.2: at machine slots whose mnCPI is above the machine's own 99th percentile and a victim is there
     for the third slot in a row, the mean percentile of the true antagonists among the tasks that may be blamed.
     """
     names = tuple(name.strip() for name in (methods or "").split(",") if name.strip())
@@ -159,20 +136,14 @@ def evaluate(
     known = Truth.read(truth)
     with _progress() as on_progress:
         summary = evaluate_trace(traces, known, options, on_progress, methods=names, from_day=from_day, seed=seed)
-    if json:
-        print_json(summary)
-        return
-    if summary["events"]:
-        console.print(_ranks(summary))
-    else:
-        say(f"nothing to rank: {summary['no_event_because']}")
     few = " (too few for intervals)" if 0 < summary["machines"] < LEAST_MACHINES else ""
-    say(
+    counts = (
         f"{summary['events']:,} events of {summary['triggers']:,} triggers, on {summary['machines']:,} machines{few} "
         f"in {summary['evaluated_days']} of {summary['days']} days; {summary['antagonists']} of the antagonists are in "
         "the trace"
     )
-    say(rows_line(summary["rows"]))
+    ranks = _ranks(summary) if summary["events"] else f"nothing to rank: {summary['no_event_because']}"
+    report(summary, (ranks, counts, rows_line(summary["rows"])), json=json)
 
 
 def _ranks(summary: dict[str, Any]) -> Table:
@@ -182,14 +153,9 @@ def _ranks(summary: dict[str, Any]) -> Table:
         if name == "default":
             continue
         low, high = found["mean_percentile_interval"]
-        interval = "-" if low is None else f"{_number(low, 3)} to {_number(high, 3)}"
-        table.add_row(
-            name,
-            _number(found["mean_percentile"], 3),
-            interval,
-            _number(found["consistency"], 3),
-            _number(found["first_is_antagonist"], 3),
-        )
+        interval = "-" if low is None else f"{short(low)} to {short(high)}"
+        mean, *others = (short(found[key]) for key in ("mean_percentile", "consistency", "first_is_antagonist"))
+        table.add_row(name, mean, interval, *others)
     return table
 
 
@@ -213,7 +179,7 @@ def show(
     central: CentralOption = "",
     operator: Operator = OPERATOR,
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many jobs, largest coefficient first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many jobs, largest coefficient first.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """List the coefficients that central holds."""
@@ -221,26 +187,17 @@ def show(
         request = fleet_pb2.ListCoefficientsRequest(job=job)
         rows, page = ask_pages(ask, "ListCoefficients", request, "coefficients", limit)
     version = page.version
-    if json:
-        coefficients = [
-            {"job": c.job, "coefficient": c.value, "samples": c.samples, "standard_error": c.standard_error}
-            for c in rows
-        ]
-        print_json({"version": version, "coefficients": coefficients})
-        return
+    coefficients = [
+        {"job": c.job, "coefficient": c.value, "samples": c.samples, "standard_error": c.standard_error} for c in rows
+    ]
+    shown: RenderableType = grid(
+        *("job", ">coefficient", ">std. error", ">task slots"),
+        rows=((c.job, f"{c.value:.4g}", short(c.standard_error, 4), f"{c.samples:,}") for c in rows),
+        title=f"Version {version}",
+        whole=("job",),
+    )
     if not version:
-        console.print("central has built no coefficients yet")
-        return
-    if job and not rows:
-        say(f"version {version} has no coefficient of job {job}")
-        return
-    titles = ("job", ">coefficient", ">std. error", ">task slots")
-    table = grid(*titles, title=f"Version {version}", whole=("job",))
-    for row in rows:
-        error = None if math.isnan(row.standard_error) else row.standard_error
-        table.add_row(row.job, f"{row.value:.4g}", _number(error), f"{row.samples:,}")
-    console.print(table)
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "-" if value is None else f"{value:.{digits}g}"
+        shown = "central has built no coefficients yet"
+    elif job and not rows:
+        shown = f"version {version} has no coefficient of job {job}"
+    report({"version": version, "coefficients": coefficients}, [shown], json=json)

@@ -1,15 +1,18 @@
 """`whitepanda degradation`: fit models of how much slower VMs become, apply them to rows, and measure their error."""
 
 import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.text import Text
+from rich.console import RenderableType
+from rich.table import Table as Grid
 
 from agent.analysis.degradation.model import parse
-from central.cli._outputs import JsonOption, check_output, grid, provenance, say
+from central.cli._outputs import JsonOption, check_output, grid, provenance, report, say_warning
 from central.degradation.evaluate import evaluate_as_is, evaluate_refitted
 from central.degradation.fit import RULE_SIGNALS, FitOptions, inputs_of
 from central.degradation.glm import summary_tables
@@ -17,13 +20,15 @@ from central.degradation.model_selection import fit_model
 from central.degradation.rows import predict_rows, read_model, write_model
 from central.degradation.runs import Columns, Table, left_out_words, make_runs
 from central.plotting.degradation import plot as write_plot
-from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.cli import errors
 from whitepanda.common.errors import InputError
 
 app = typer.Typer(help="How much slower VMs become: models fitted to measured runs.", no_args_is_help=True)
 
 _RunsArgument = Annotated[Path, typer.Argument(metavar="RUNS", help="Measured runs, CSV or Parquet.")]
 _ModelOption = Annotated[Path, typer.Option(metavar="MODEL.json", help="Model file, from `degradation fit`.")]
+_Where = Annotated[str, typer.Option(metavar="EXPR", help="SQL condition: rows that are used.")]
+_Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")]
 
 
 @app.command()
@@ -38,10 +43,10 @@ def fit(
         str | None, typer.Option(metavar="COL", help="Held out one after the other; default: scenario, if there.")
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="COL", help="Seconds in a run; default: at_s, if there.")] = None,
-    where: Annotated[str, typer.Option(metavar="EXPR", help="SQL condition: rows that are used.")] = "",
+    where: _Where = "",
     methods: Annotated[str, typer.Option(metavar="NAMES", help="Rivals to choose among (a,b,c); default: all.")] = "",
     nominal: Annotated[float, typer.Option(min=0.5, max=0.99, help="Coverage of the intervals.")] = 0.9,
-    seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all randomness.")] = 0,
     memory_bound_from: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of stalls on memory of a memory-bound VM.")
     ] = 0.5,
@@ -50,7 +55,7 @@ def fit(
         str, typer.Option(metavar="run|scenario", help="Intervals cover new runs, or new scenarios.")
     ] = "run",
     baseline_rows: Annotated[bool, typer.Option(help="Fit to the baseline rows too (degradation about 1).")] = True,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")] = None,
+    plot: _Plot = None,
     json: JsonOption = False,
 ) -> None:
     """Fit a degradation model to measured runs.
@@ -91,23 +96,26 @@ def fit(
         fitted = parse(data)
         estimates = fitted.predict(*inputs_of(measured, fitted))
         write_plot(plot, measured.degradation, estimates.degradation, np.array(estimates.models), runs.name)
-    counts = dict(measured.counts)
-    _warn_of_useless(data["choice"])
-    if json:
-        print_json({
-            "out": str(out),
-            "rows": counts,
-            "features_without_values": list(measured.left_out_features),
-            "choice": data["choice"],
-            "models": [{name: part[name] for name in ("behaviour", "cpu_level", "rows")} for part in data["models"]],
-        })  # fmt: skip
-        return
-    _print_rows(counts, measured.left_out_features)
-    _print_choice(data["choice"])
-    tables = summary_tables(data)
-    if tables:
-        say(tables)
-    say(f"written to {out}")
+    choice = data["choice"]
+    chosen = next(row for row in choice["errors"] if row["method"] == choice["method"])
+    if chosen["mean_ape"] >= choice["constant"]["mean_ape"]:
+        say_warning("held out, the model is no better than a constant: an agent should not use it")
+    result = {
+        "out": str(out),
+        "rows": dict(measured.counts),
+        "features_without_values": measured.left_out_features,
+        "choice": choice,
+        "models": [{name: part[name] for name in ("behaviour", "cpu_level", "rows")} for part in data["models"]],
+    }
+    missing = ", ".join(measured.left_out_features)
+    shown = (
+        _rows_line(measured.counts),
+        f"no row has a value of: {missing}" if missing else None,
+        _choice_table(choice),
+        summary_tables(data) or None,
+        f"written to {out}",
+    )
+    report(result, shown, json=json)
 
 
 @app.command()
@@ -118,8 +126,7 @@ def predict(
     baseline_where: Annotated[
         str,
         typer.Option(
-            metavar="EXPR",
-            help="SQL condition: ROWS that are baselines; of their groups they count before the model's.",
+            metavar="EXPR", help="SQL condition: ROWS that are baselines; in their groups they replace the model's."
         ),
     ] = "",
     json: JsonOption = False,
@@ -131,19 +138,12 @@ def predict(
     check_output(out, others={"ROWS": rows, "--model": model})
     fitted, _ = read_model(model)
     predicted = predict_rows(rows, fitted, out, baseline_where)
-    if json:
-        print_json({
-            "out": str(out),
-            "rows": predicted.rows,
-            "estimated": predicted.estimated,
-            "reasons": dict(predicted.reasons),
-            "predicted_column": predicted.predicted_column,
-        })  # fmt: skip
-        return
-    console.print(f"rows: {predicted.rows:,} read, {predicted.estimated:,} estimated")
-    for reason, count in predicted.reasons.items():
-        console.print(f"cannot tell, {reason}: {count:,}")
-    say(f"written to {out}")
+    shown = (
+        f"rows: {predicted.rows:,} read, {predicted.estimated:,} estimated",
+        *_reasons(predicted.reasons),
+        f"written to {out}",
+    )
+    report({"out": str(out), **asdict(predicted)}, shown, json=json)
 
 
 @app.command()
@@ -151,12 +151,12 @@ def evaluate(
     runs: _RunsArgument,
     model: _ModelOption,
     by_scenario: Annotated[bool, typer.Option("--by-scenario", help="Re-fit without each scenario in turn.")] = False,
-    folds: Annotated[int, typer.Option(min=0, help="Re-fit in so many folds of rows; 0: as it is.")] = 0,
+    folds: Annotated[int, typer.Option(min=0, help="Re-fit in this many folds of rows; 0: as it is.")] = 0,
     method: Annotated[str, typer.Option(metavar="NAME", help="Re-fit this one; default: the model's.")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of the folds and fits.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the folds and fits.")] = 0,
     scenario: Annotated[str | None, typer.Option(metavar="COL", help="Default: the model's scenario column.")] = None,
-    where: Annotated[str, typer.Option(metavar="EXPR", help="SQL condition: rows that are used.")] = "",
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")] = None,
+    where: _Where = "",
+    plot: _Plot = None,
     json: JsonOption = False,
 ) -> None:
     """Measure a model's error on measured runs, baseline rows apart.
@@ -174,10 +174,7 @@ def evaluate(
     fitted_with = data.get("provenance", {})
     table.require(fitted.inputs, "the model's inputs")
     columns = Columns(
-        target=fitted.target,
-        baseline_where=fitted.baseline_where,
-        group_by=fitted.group_by,
-        features=fitted.features,
+        **{name: getattr(fitted, name) for name in ("target", "baseline_where", "group_by", "features")},
         scenario=_default(table, scenario, str(fitted_with.get("scenario", ""))),
         time=_default(table, None, str(fitted_with.get("time", ""))),
         where=where or str(fitted_with.get("where", "")),
@@ -206,11 +203,7 @@ def evaluate(
     if plot is not None:
         write_plot(plot, rows.degradation, estimates.degradation, rows.scenarios, runs.name)
     result = {"usable": dict(measured.counts), **result}
-    if json:
-        print_json(result)
-        return
-    _print_rows(dict(measured.counts), ())
-    _print_evaluation(result)
+    report(result, _evaluation_shown(result), json=json)
 
 
 def _names(text: str, option: str) -> tuple[str, ...]:
@@ -230,15 +223,17 @@ def _rule_signals(table: Table) -> tuple[str, ...]:
     return RULE_SIGNALS if set(RULE_SIGNALS) <= set(table.columns) else ()
 
 
-def _print_rows(counts: dict[str, int], left_out: tuple[str, ...]) -> None:
-    words = left_out_words(counts)
+def _rows_line(counts: Mapping[str, int]) -> str:
+    words = left_out_words(dict(counts))
     missing = f", {words}" if words else ""
-    say(f"rows: {counts['read']:,} read, {counts['used']:,} used{missing}")
-    if left_out:
-        say(f"no row has a value of: {', '.join(left_out)}")
+    return f"rows: {counts['read']:,} read, {counts['used']:,} used{missing}"
 
 
-def _print_choice(choice: dict[str, Any]) -> None:
+def _reasons(counts: Mapping[str, int]) -> Iterator[str]:
+    return (f"cannot tell, {reason}: {count:,}" for reason, count in counts.items())
+
+
+def _choice_table(choice: dict[str, Any]) -> Grid:
     titles = ("method", ">mean", ">median", ">cannot tell", "")
     whole = ("method", "mean", "median", "cannot tell")
     table = grid(*titles, title=f"Error, held out by {choice['held_out_by']}", whole=whole)
@@ -251,17 +246,11 @@ def _print_choice(choice: dict[str, Any]) -> None:
         table.add_row(row["method"], _percent(row["mean_ape"]), _percent(row["median_ape"]), cannot_tell, mark)
     constant = choice["constant"]
     table.add_row("(a constant)", _percent(constant["mean_ape"]), _percent(constant["median_ape"]), "0", "")
-    console.print(table)
+    return table
 
 
-def _warn_of_useless(choice: dict[str, Any]) -> None:
-    chosen = next(row for row in choice["errors"] if row["method"] == choice["method"])
-    if chosen["mean_ape"] >= choice["constant"]["mean_ape"]:
-        text = "held out, the model is no better than a constant: an agent should not use it"
-        say(Text.assemble(("warning:", "bold yellow"), " ", text), errors)
-
-
-def _print_evaluation(result: dict[str, Any]) -> None:
+def _evaluation_shown(result: dict[str, Any]) -> Iterator[RenderableType]:
+    yield _rows_line(result["usable"])
     names = ("rows", "overall", "with scatter", "dynamic", "mean", "median", "covered")
     table = grid("scenario", *(f">{name}" for name in names), title=f"Held out: {result['held_out_by']}", whole=names)
     keys = ("overall_error", "overall_error_with_scatter", "dynamic_error", "mean_ape", "median_ape")
@@ -270,11 +259,10 @@ def _print_evaluation(result: dict[str, Any]) -> None:
         table.add_row(name, f"{line['rows']:,}", *numbers)
     constant = [_percent(result["constant"][key]) for key in keys]
     table.add_row("(a constant)", f"{result['rows']:,}", *constant, "-")
-    console.print(table)
+    yield table
     if not math.isnan(result["coverage"]):
-        console.print(f"intervals: {result['nominal']:.0%} nominal, median width {result['median_width']:.3g}")
-    for reason, count in result["reasons"].items():
-        console.print(f"cannot tell, {reason}: {count:,}")
+        yield f"intervals: {result['nominal']:.0%} nominal, median width {result['median_width']:.3g}"
+    yield from _reasons(result["reasons"])
 
 
 def _percent(value: float) -> str:

@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from central.cli._outputs import JsonOption
 from central.demo.outcome import Outcome
@@ -30,7 +29,7 @@ _MAX_SHORT = 60  # bytes of a path that leaves room for a folder's and a socket'
 
 
 def demo(
-    seed: Annotated[int, typer.Option(min=0, max=_MAX_SEED, help="Of the fleet and its antagonist.")] = _DEFAULT_SEED,
+    seed: Annotated[int, typer.Option(min=0, max=_MAX_SEED, help="Seed of fleet and antagonist.")] = _DEFAULT_SEED,
     keep: Annotated[Path | None, typer.Option(help="Folder to make and keep: configurations, logs, truth.")] = None,
     *,
     stay: Annotated[
@@ -57,7 +56,15 @@ def demo(
                 _tell(outcome, as_json=json)
                 if stay:
                     is_staying = True
-                    _print_where(errors if json else console, running, outcome)
+                    # After `make demo` this program is not on the PATH.
+                    program = "whitepanda" if shutil.which("whitepanda") else str(Path(sys.argv[0]).absolute())
+                    print_where(
+                        errors if json else console,
+                        page=running.page(),
+                        host=outcome.host,
+                        top=shlex.join([program, "top", "--socket", str(running.socket())]),
+                        incidents=shlex.join([program, "incidents", "list", *running.asking()]),
+                    )
                     running.stay()
                 elif not json:
                     print_next_step(console)
@@ -71,18 +78,6 @@ def demo(
         errors.print("stopped")
         if not is_staying:  # a signal is how --stay ends, and no failure
             raise
-
-
-def _print_where(to: Console, running: Demo, outcome: Outcome) -> None:
-    # After `make demo` this program is not on the PATH.
-    program = "whitepanda" if shutil.which("whitepanda") else str(Path(sys.argv[0]).absolute())
-    print_where(
-        to,
-        page=running.page(),
-        host=outcome.host,
-        top=shlex.join([program, "top", "--socket", str(running.socket())]),
-        incidents=shlex.join([program, "incidents", "list", *running.asking()]),
-    )
 
 
 def _tell(outcome: Outcome, *, as_json: bool) -> None:
@@ -122,26 +117,20 @@ def _folders(keep: Path | None) -> Iterator[tuple[Path, Path]]:
             raise InputError(f"demo: --keep {keep} exists already; name a new folder") from error
         except OSError as error:
             raise InputError(f"demo: cannot make the folder --keep {keep}: {error.strerror}") from error
-    temporary: list[Path] = []
-    try:
-        if keep is None:
-            temporary.append(_temporary_folder([tempfile.gettempdir()]))
-        work = keep.resolve() if keep is not None else temporary[0]
+    with contextlib.ExitStack() as temporary:
+        work = keep.resolve() if keep is not None else _temporary_folder(temporary, [tempfile.gettempdir()])
         # TMPDIR may be too long for a socket's path.
         short = [parent for parent in (tempfile.gettempdir(), *_SHORT) if len(os.fsencode(parent)) <= _MAX_SHORT]
-        temporary.append(_temporary_folder(short))
-        yield work, temporary[-1]
-    finally:
-        for folder in temporary:
-            shutil.rmtree(folder, ignore_errors=True)
+        yield work, _temporary_folder(temporary, short)
 
 
-def _temporary_folder(parents: list[str]) -> Path:
-    """Make a private folder in the first of `parents` that allows it."""
+def _temporary_folder(until: contextlib.ExitStack, parents: list[str]) -> Path:
+    """Make a private folder in the first of `parents` that allows it, and remove it at the end of `until`."""
     why = ""
     for parent in parents:
         try:
-            return Path(tempfile.mkdtemp(prefix="whitepanda-demo-", dir=parent)).resolve()
+            made = tempfile.TemporaryDirectory(prefix="whitepanda-demo-", dir=parent, ignore_cleanup_errors=True)
+            return Path(until.enter_context(made)).resolve()
         except OSError as error:
             why = f"{parent}: {error.strerror}"
     raise UnavailableError(f"demo: cannot make a temporary folder ({why}); set TMPDIR to a folder that you may write")

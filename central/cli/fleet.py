@@ -4,36 +4,34 @@ import json as json_module
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from central.cli._fleet_client import asking
-from central.cli._outputs import PICTURES, TABLES, JsonOption, check_lake, check_output, people_console, say
+from central.cli._fleet_tables import comparison_json, comparison_shown, drawn_shown, plan_shown
+from central.cli._outputs import (
+    PICTURES,
+    TABLES,
+    JsonOption,
+    check_lake,
+    check_output,
+    people_console,
+    report,
+    say_warning,
+)
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
 from central.models.wsmeter import compare as compare_sides
+from central.upgrades import tables
 from central.upgrades.draw import DrawOptions
 from central.upgrades.draw import draw as draw_machines
 from central.upgrades.lake_rows import parse_side, parse_sides, read_side
 from central.upgrades.messages import comparison_of, comparison_request, jobs_of_plan, plan_of, plan_request
 from central.upgrades.plan import PlanOptions, make_plan
 from central.upgrades.plots import plot_comparison, plot_plan
-from central.upgrades.show import comparison_json, show_comparison, show_drawn, show_plan
 from central.upgrades.simulated import CPU_UPGRADE, simulate_fleet
-from central.upgrades.tables import (
-    Jobs,
-    Rows,
-    jobs_of,
-    read_jobs,
-    read_machines,
-    read_rows,
-    write_jobs,
-    write_machines,
-    write_rows,
-)
-from whitepanda.common.cli import errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls_options import OPERATOR, Operator, operator_options
 
@@ -53,6 +51,7 @@ _MinInstances = Annotated[int, typer.Option(min=2, help="Leave out jobs with few
 _MinCoverage = Annotated[float, typer.Option(min=0.0, max=1.0, help="Refuse if jobs have less of the weight.")]
 _Metric = Annotated[str, typer.Option(metavar="COL", help="Column of the metric; default: value, ipc or mips.")]
 _Central = Annotated[str, typer.Option(metavar="HOST:PORT", help="Instead of files: asked of central, of its lake.")]
+_Top = Annotated[int | None, typer.Option(min=1, help="Only this many of the heaviest jobs.")]
 _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
 
 
@@ -70,7 +69,7 @@ def plan(
     ] = "",
     t: Annotated[float, typer.Option(help="Standard errors in it; 2: about 95 %.")] = 2.0,
     min_instances: _MinInstances = MIN_INSTANCES,
-    top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
+    top: _Top = None,
     coverage: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Only the heaviest, of this weight.")] = None,
     design_effect: Annotated[
         float, typer.Option(min=1.0, help="Multiplies variances: instances of a machine are not independent.")
@@ -107,22 +106,20 @@ def plan(
     file = None if is_live else Path(jobs)
     check_output(plot, "--plot", PICTURES, others={"JOBS": file, "--observed": observed})
     options = PlanOptions(margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None)
-    seen = None if observed is None else read_rows(observed, metric).observed
+    seen = None if observed is None else tables.read_rows(observed, metric).observed
     if file is None:
         request = plan_request(parse_side(jobs), metric, options)
         with asking(operator.address(central), _DEADLINE_S) as ask:
             answer = ask("PlanObservation", request)
-        table, made = jobs_of_plan(answer), plan_of(answer, options, seen)
+        table = jobs_of_plan(answer)
+        made = plan_of(answer, table, options, seen)
         options = replace(options, top=None, coverage=None)  # central has chosen the jobs
     else:
-        table = read_jobs(file)
+        table = tables.read_jobs(file)
         made = make_plan(table, options, seen)
     if plot is not None:
         plot_plan(plot, made, *_costs(table, options))
-    if json:
-        print_json(made.as_json())
-        return
-    show_plan(made)
+    report(made.as_json(), plan_shown(made), json=json)
 
 
 @app.command()
@@ -136,8 +133,8 @@ def compare(
     lake: Annotated[str, typer.Option(metavar="LAKE", help="Central's lake, a folder or s3://bucket/prefix.")] = "",
     min_instances: _MinInstances = MIN_INSTANCES,
     min_coverage: _MinCoverage = MIN_COVERAGE,
-    top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of the intervals.")] = 0.95,
+    top: _Top = None,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Confidence of the intervals.")] = 0.95,
     central: _Central = "",
     operator: Operator = OPERATOR,
     plot: _Plot = None,
@@ -155,74 +152,59 @@ def compare(
         raise InputError("--lake: is read here, --central is asked for its own; give one of them")
     files = {} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)}
     check_output(plot, "--plot", PICTURES, others=files)
+    options: dict[str, Any] = {
+        "min_instances": min_instances,
+        "min_coverage": min_coverage,
+        "top": top,
+        "confidence": confidence,
+    }
     if is_live:
-        request = comparison_request(
-            parse_sides(current, new),
-            metric,
-            min_instances=min_instances,
-            min_coverage=min_coverage,
-            top=top,
-            confidence=confidence,
-        )
+        request = comparison_request(parse_sides(current, new), metric, **options)
         with asking(operator.address(central), _DEADLINE_S) as ask:
             answer = ask("CompareSides", request)
-        _show_comparison(comparison_of(answer), answer.metric, answer.weighed_by, answer.jobs_in_all, plot, json=json)
-        return
-    if not lake and Path(current).exists() and Path(new).exists() and Path(current).samefile(new):
-        errors.print("warning: CURRENT and NEW are the same file", style="yellow")
-    rows = _read_sides(current, new, metric, lake)
-    try:
-        found = compare_sides(
-            rows[0].observed,
-            rows[1].observed,
-            rows[0].weights,
-            min_instances=min_instances,
-            min_coverage=min_coverage,
-            top=top,
-            confidence=confidence,
-        )
-    except TooLittleCovered as error:
-        raise InputError(
-            f"{error.jobs} job{' has' if error.jobs == 1 else 's have'} {min_instances} instances on two machines of "
-            f"both sides, {error.coverage:.1%} of CURRENT's weight, less than {min_coverage:.0%}; observe more, or "
-            "lower --min-coverage or --min-instances"
-        ) from error
-    _show_comparison(found, rows[0].metric, rows[0].weighed_by, len(found.jobs), plot, json=json)
+        found, metric, weighed_by, in_all = comparison_of(answer), answer.metric, answer.weighed_by, answer.jobs_in_all
+    else:
+        if not lake and Path(current).exists() and Path(new).exists() and Path(current).samefile(new):
+            say_warning("CURRENT and NEW are the same file")
+        rows = _read_sides(current, new, metric, lake)
+        found = _compared(*rows, options)
+        metric, weighed_by, in_all = rows[0].metric, rows[0].weighed_by, len(found.jobs)
+    if plot is not None:
+        plot_comparison(plot, found, metric)
+    about = {"metric": metric, "weighed_by": weighed_by, "jobs_in_all": in_all}
+    report(about | comparison_json(found), comparison_shown(found, metric, weighed_by, in_all), json=json)
 
 
 @app.command()
 def draw(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Instances of the fleet: machine, job; any metric.")],
-    machines: Annotated[int | None, typer.Option(help="So many; default: what the plan needs.")] = None,
+    machines: Annotated[int | None, typer.Option(help="This many; default: what the plan needs.")] = None,
     plan: Annotated[  # noqa: A002, RUF100 - the option's name
         Path | None, typer.Option(metavar="PLAN.json", help="From `fleet plan --json`.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV or Parquet: the machines.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
     min_instances: _MinInstances = MIN_INSTANCES,
     min_coverage: _MinCoverage = MIN_COVERAGE,
     max_imbalance: Annotated[
         float, typer.Option(min=0.1, help="Draw again if the metric is now off by more standard errors.")
     ] = 2.0,
-    max_draws: Annotated[int, typer.Option(min=1, help="Give up after so many.")] = 1000,
+    max_draws: Annotated[int, typer.Option(min=1, help="Give up after this many.")] = 1000,
     metric: _Metric = "",
     json: JsonOption = False,
 ) -> None:
     """Draw the machines of the test cluster at random.
 
     Again, if the jobs with enough instances on them have too little of the weight, or if their metric is now already
-    unlike the fleet's (where ROWS has it).
+    unlike the fleet's (if ROWS has it).
     """
     check_output(out, suffixes=TABLES, others={"ROWS": rows, "--plan": plan})
     planned = None if plan is None else _read_plan(plan)
     options = DrawOptions(machines, seed, min_instances, min_coverage, max_imbalance, max_draws)
-    drawn = draw_machines(read_rows(rows, metric, needs_metric=False), options, planned)
+    drawn = draw_machines(tables.read_rows(rows, metric, needs_metric=False), options, planned)
     if out is not None:
-        write_machines(out, drawn.machines)
-    if json:
-        print_json(drawn.as_json(seed))
-        return
-    show_drawn(drawn, out)
+        tables.write_machines(out, drawn.machines)
+    report(drawn.as_json(seed), drawn_shown(drawn, out), json=json)
 
 
 @app.command("jobs")
@@ -234,17 +216,16 @@ def make_jobs(
 ) -> None:
     """Make the table of jobs that `fleet plan` reads from the instances of a fleet."""
     check_output(out, suffixes=TABLES, others={"ROWS": rows})
-    seen = read_rows(rows, metric)
-    jobs = jobs_of(seen)
+    seen = tables.read_rows(rows, metric)
+    jobs = tables.jobs_of(seen)
     if not len(jobs.job):
         raise InputError(f"{rows}: no job's {seen.metric} varies; there is nothing to plan")
-    write_jobs(out, jobs)
+    tables.write_jobs(out, jobs)
     flat = len(np.unique(seen.observed.job)) - len(jobs.job)
-    if json:
-        print_json({"out": str(out), "metric": seen.metric, "jobs": len(jobs.job), "without_spread": flat})
-        return
     counts = f"{len(jobs.job):,} jobs, {int(jobs.instances.sum()):,} instances, metric {seen.metric}"
-    say(f"{counts}; {flat:,} jobs without any spread left out; written to {out}", people_console(out))
+    shown = f"{counts}; {flat:,} jobs without any spread left out; written to {out}"
+    found = {"out": str(out), "metric": seen.metric, "jobs": len(jobs.job), "without_spread": flat}
+    report(found, [shown], json=json, to=people_console(out))
 
 
 @app.command()
@@ -254,7 +235,7 @@ def simulate(
     jobs: Annotated[int, typer.Option(min=5, help="Its jobs.")] = 200,
     instances: Annotated[int, typer.Option(min=50, help="Their instances, about.")] = 20_000,
     effect_percent: Annotated[float, typer.Option(help="By how much the upgrade raises the metric.")] = 7.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the fleet.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the fleet.")] = 0,
     upgraded: Annotated[Path | None, typer.Option(metavar="MACHINES", help="Only these machines, upgraded.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -266,7 +247,7 @@ def simulate(
     fleet = simulate_fleet(settings, seed)
     chosen = None
     if upgraded is not None:
-        names = read_machines(upgraded)
+        names = tables.read_machines(upgraded)
         places = {f"m{number:05d}": number for number in range(machines)}
         unknown = next((name for name in names if name not in places), None)
         if unknown is not None:
@@ -279,19 +260,16 @@ def simulate(
         np.array([f"job-{number:04d}" for number in seen.job]),
         seen.value,
     )
-    write_rows(out, named)
-    if json:
-        effect_percent = 100.0 * fleet.true_effect()
-        print_json({"out": str(out), "rows": len(named.job), "true_effect_percent": effect_percent})
-        return
-    say(f"{len(named.job):,} instances written to {out}")
+    tables.write_rows(out, named)
+    found = {"out": str(out), "rows": len(named.job), "true_effect_percent": 100.0 * fleet.true_effect()}
+    report(found, [f"{len(named.job):,} instances written to {out}"], json=json)
 
 
-def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, Rows]:
+def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[tables.Rows, tables.Rows]:
     """Read the instances of both sides, from files or a lake."""
     if not lake:
-        rows = read_rows(Path(current), metric)
-        return rows, read_rows(Path(new), rows.metric)
+        rows = tables.read_rows(Path(current), metric)
+        return rows, tables.read_rows(Path(new), rows.metric)
     check_lake(lake)
     opened, sides = Lake(lake), parse_sides(current, new)
     if not opened.days():
@@ -299,22 +277,18 @@ def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, R
     return read_side(opened, sides[0], metric or "ipc"), read_side(opened, sides[1], metric or "ipc")
 
 
-def _show_comparison(
-    found: Comparison, metric: str, weighed_by: str, jobs_in_all: int, plot: Path | None, *, json: bool
-) -> None:
-    """Draw and print a comparison."""
-    if plot is not None:
-        plot_comparison(plot, found, metric)
-    if json:
-        about = {"metric": metric, "weighed_by": weighed_by, "jobs_in_all": jobs_in_all}
-        print_json(about | comparison_json(found))
-        return
-    show_comparison(found, metric, weighed_by)
-    if jobs_in_all > len(found.jobs):
-        say(f"{jobs_in_all:,} jobs in all, of which central sends the {len(found.jobs):,} heaviest")
+def _compared(current: tables.Rows, new: tables.Rows, options: dict[str, Any]) -> Comparison:
+    try:
+        return compare_sides(current.observed, new.observed, current.weights, **options)
+    except TooLittleCovered as error:
+        raise InputError(
+            f"{error.jobs} job{' has' if error.jobs == 1 else 's have'} {options['min_instances']} instances on two "
+            f"machines of both sides, {error.coverage:.1%} of CURRENT's weight, less than "
+            f"{options['min_coverage']:.0%}; observe more, or lower --min-coverage or --min-instances"
+        ) from error
 
 
-def _costs(jobs: Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:
+def _costs(jobs: tables.Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:
     """Return margins around the plan's, and what each costs."""
     margins = (options.margin_percent * np.geomspace(0.4, 2.5, 25)).tolist()
     costs = []
@@ -337,13 +311,15 @@ def _read_plan(path: Path) -> dict[str, int]:
         raise InputError(f"{path}: cannot read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: is not a plan; make one with whitepanda fleet plan --json") from error
+    problem = "" if rows else "it has no jobs"
     for job, observe in rows:
         if type(observe) is not int or not 1 <= observe <= _MOST_INSTANCES:
-            problem = f"observe must be a whole number above 0 (value {str(observe)[:30]})"
-            raise InputError(f"{path}: is not a plan: job {job}: {problem}")
-        if job in planned:
-            raise InputError(f"{path}: is not a plan: job {job} is there twice")
+            problem = f"job {job}: observe must be a whole number above 0 (value {str(observe)[:30]})"
+        elif job in planned:
+            problem = f"job {job} is there twice"
+        if problem:
+            break
         planned[job] = observe
-    if not planned:
-        raise InputError(f"{path}: is not a plan: it has no jobs")
+    if problem:
+        raise InputError(f"{path}: is not a plan: {problem}")
     return planned

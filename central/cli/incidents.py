@@ -2,21 +2,22 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from agent.analysis.contention.normalised_cpi import is_cut
 from central.cli._fleet_client import ask_pages, asking
-from central.cli._outputs import JsonOption, grid, say
+from central.cli._outputs import JsonOption, grid, report, short
 from central.incidents.words import found_by, named, slow_down_or_why
 from central.validation.triggers import first_suspect
 from central.web.openapi import to_json
-from whitepanda.common.cli import console, print_json
+from whitepanda.common.cli import console
 from whitepanda.common.errors import InputError
 from whitepanda.common.recommendations import recommendation_lines
 from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
@@ -30,6 +31,7 @@ _SHOWN_REPORTS = 12
 _MAX_WIDTH = 1_000_000
 _LAYOUT: dict[str, Any] = {"overflow": "fold", "box": None, "pad_edge": False}
 _NS = 10**9
+_Cells = tuple[str, ...]
 
 
 @app.command("list")
@@ -39,17 +41,19 @@ def list_(
     *,
     operator: Operator = OPERATOR,
     host: Annotated[str, typer.Option(help="Only on this host.")] = "",
-    suspect_job: Annotated[str, typer.Option(help="Only where some report suspects this job first.")] = "",
-    victim_job: Annotated[str, typer.Option(help="Only where a VM of this job suffers.")] = "",
+    suspect_job: Annotated[str, typer.Option(help="Only if some report suspects this job first.")] = "",
+    victim_job: Annotated[str, typer.Option(help="Only if a VM of this job suffers.")] = "",
     vm: Annotated[str, typer.Option(help="Only with this VM (UUID or name), victim or suspect.")] = "",
-    hours: Annotated[float | None, typer.Option(min=0, max=_MAX_HOURS, help="Only of the last so many hours.")] = None,
-    open_only: Annotated[bool, typer.Option("--open", help="Only where VMs suffer now.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    hours: Annotated[
+        float | None, typer.Option(min=0, max=_MAX_HOURS, help="Hours to look back; default: all.")
+    ] = None,
+    open_only: Annotated[bool, typer.Option("--open", help="Only if VMs suffer now.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 20,
     json: JsonOption = False,
 ) -> None:
-    """List incidents, the last that began first. Times are UTC.
+    """List incidents, the newest first. Times are UTC.
 
-    SLOW-DOWN is the slowest victim's, with its interval: now if the incident is open, else at its worst; "CPI" where it
+    SLOW-DOWN is the slowest victim's, with its interval: now if the incident is open, else at its worst; "CPI" if it
     is of CPI rather than of latency. FOUND BY: the host's own baselines, or the fleet's statistics.
     """
     request = fleet_pb2.ListIncidentsRequest(
@@ -62,16 +66,11 @@ def list_(
     )
     with asking(operator.address(central), _DEADLINE_S) as ask:
         found, last = ask_pages(ask, "ListIncidents", request, "incidents", limit)
-    token = last.next_page_token
-    if json:
-        print_json({"incidents": [to_json(one) for one in found], "more": bool(token)})
-        return
-    if not found:
-        console.print("no open incidents" if open_only else "no incidents")
-        return
-    _print_list(found)
-    if token:
-        console.print(f"the last {len(found)}; there are more, see --limit")
+    more = bool(last.next_page_token)
+    shown = list(_list_shown(found)) if found else ["no open incidents" if open_only else "no incidents"]
+    if more:
+        shown.append(f"the last {len(found)}; there are more, see --limit")
+    report({"incidents": [to_json(one) for one in found], "more": more}, shown, json=json)
 
 
 @app.command("show")
@@ -83,31 +82,17 @@ def show(
     operator: Operator = OPERATOR,
     json: JsonOption = False,
 ) -> None:
-    """Show one incident: victims by slow-down, suspects, each report, and where else the suspect was one."""
+    """Show one incident: victims by slow-down, suspects, each report, and other incidents of the suspect."""
     if not number.isascii() or not number.isdigit() or int(number) >= 2**63:
         raise InputError(f"NUMBER must be an incident's number (value {number[:40]!r}); see `incidents list`")
     with asking(operator.address(central), _DEADLINE_S) as ask:
         detail = ask("GetIncident", fleet_pb2.GetIncidentRequest(id=int(number)))
-    if json:
-        print_json(to_json(detail))
-        return
-    _print_detail(detail)
+    report(to_json(detail), _detail_shown(detail), json=json)
 
 
-def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
-    table = grid(
-        ">NO",
-        "HOST",
-        "STATE",
-        "BEGAN (UTC)",
-        ">LASTED",
-        "SLOW-DOWN",
-        "VICTIMS",
-        "SUSPECT",
-        "FOUND BY",
-        whole=("NO", "HOST", "STATE", "SLOW-DOWN", "SUSPECT"),
-        **_LAYOUT,
-    )
+def _list_shown(found: Sequence[fleet_pb2.Incident]) -> Iterator[RenderableType]:
+    titles = (">NO", "HOST", "STATE", "BEGAN (UTC)", ">LASTED", "SLOW-DOWN", "VICTIMS", "SUSPECT", "FOUND BY")
+    table = grid(*titles, whole=("NO", "HOST", "STATE", "SLOW-DOWN", "SUSPECT"), **_LAYOUT)
     for one in found:
         worst, victims = one.victims[0] if one.victims else fleet_pb2.IncidentVm(), len(one.victims)
         if one.open:
@@ -123,82 +108,65 @@ def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
             named(one.suspect) if one.suspect.vm else "-",
             _analyses(one.found_by),
         )
-    _print(table)
+    yield from _whole_rows(table)
 
 
-def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
+def _detail_shown(detail: fleet_pb2.IncidentDetail) -> Iterator[RenderableType]:
     one = detail.incident
     state = "over"
     if one.open:
         suffer = "suffers" if one.victims_now == 1 else "suffer"
         state = f"{_count(one.victims_now, 'VM')} {suffer}, last reported {_time(one.last_unix_ns)} UTC"
     lasted = _span(one.last_unix_ns - one.first_unix_ns)
-    say(f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}, {state}")
+    yield f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}, {state}"
     suspect = f"first suspect {named(one.suspect)}" if one.suspect.vm else "no suspect"
     found = found_by(one.found_by)
-    say(f"{suspect}{f'; found {found}' if found else ''}")
+    yield f"{suspect}{f'; found {found}' if found else ''}"
     reported = f"reported {_count(one.reports, 'time')}"
     if not math.isnan(one.peak_mn_cpi):
-        reported += f"; mnCPI up to {_number(one.peak_mn_cpi)}, threshold {_number(one.peak_threshold)}"
-    console.print(reported)
+        reported += f"; mnCPI up to {short(one.peak_mn_cpi)}, threshold {short(one.peak_threshold)}"
+    yield reported
     if detail.HasField("recurrence"):
         again = detail.recurrence
         counts = f"{_count(again.incidents, 'incident')} on {_count(again.hosts, 'host')}"
-        say(f"job {again.job} was suspected first in {counts} since {_time(again.first_unix_ns)} UTC")
-    _print(_victims(detail))
-    _print(_suspects(detail))
+        yield f"job {again.job} was suspected first in {counts} since {_time(again.first_unix_ns)} UTC"
+    yield from _whole_rows(_vms(detail, "victims"))
+    yield from _whole_rows(_vms(detail, "suspects"))
     titles = ("REPORTED (UTC)", "SLOWEST", ">VICTIMS", "FIRST SUSPECT", "FOUND BY", ">mnCPI", ">THRESHOLD")
     table = grid(*titles, **_LAYOUT)
-    for report in detail.reports[-_SHOWN_REPORTS:]:
-        first = first_suspect(report)
-        slowest = report.victims[0] if report.victims else agent_pb2.TriggerVictim()
+    for one_report in detail.reports[-_SHOWN_REPORTS:]:
+        first = first_suspect(one_report)
+        slowest = one_report.victims[0] if one_report.victims else agent_pb2.TriggerVictim()
         table.add_row(
-            _time(report.unix_ns),
+            _time(one_report.unix_ns),
             slow_down_or_why(slowest.slow_down),
-            str(len(report.victims) + report.victims_left_out),
+            str(len(one_report.victims) + one_report.victims_left_out),
             (first.name or first.vm) if first else "-",
-            _analyses(report.found_by),
-            _number(report.mn_cpi),
-            _number(report.mn_cpi_threshold),
+            _analyses(one_report.found_by),
+            short(one_report.mn_cpi),
+            short(one_report.mn_cpi_threshold),
         )
-    _print(table)
+    yield from _whole_rows(table)
     if one.open:
-        console.print("NOW, CPI, INFLICTS and CORES are of the last report; victims are ordered by WORST.")
+        yield "NOW, CPI, INFLICTS and CORES are of the last report; victims are ordered by WORST."
     if one.recommendations:
-        console.print("what could be done, the best first:")
+        yield "what could be done, the best first:"
         for line in recommendation_lines(one.recommendations):
-            say(Text(line))
+            yield Text(line)
 
 
-def _victims(detail: fleet_pb2.IncidentDetail) -> Table:
-    """Return the victims, the slowest at its worst first; those of an open incident with the last report."""
-    one = detail.incident
-    now = {vm.vm: vm for vm in detail.reports[-1].victims} if one.open and detail.reports else {}
-    more = ("NOW", ">CPI", ">THRESHOLD") if one.open else ()
-    table = grid("VICTIM", "JOB", "WORST", ">WORST nCPI", ">REPORTS", *more, **_LAYOUT)
-    for vm in one.victims:
-        shown: tuple[str, ...] = ("-",) * len(more)
-        if (last := now.get(vm.vm)) is not None:
-            shown = (slow_down_or_why(last.slow_down), _number(last.cpi), _number(last.threshold_cpi))
-        name, worst = vm.name or vm.vm, slow_down_or_why(vm.slow_down)
-        table.add_row(name, vm.job, worst, _n_cpi(vm.peak), str(vm.reports), *shown)
-    return table
+def _vms(detail: fleet_pb2.IncidentDetail, role: str) -> Table:
+    """Return the victims, the slowest at its worst first, or the suspects, the first one first.
 
-
-def _suspects(detail: fleet_pb2.IncidentDetail) -> Table:
-    """Return the suspects, the first one first; those of an open incident with the last report."""
-    one = detail.incident
-    now = {vm.vm: vm for vm in detail.reports[-1].suspects} if one.open and detail.reports else {}
-    more = ("INFLICTS", ">COEFFICIENT", ">CORES") if one.open else ()
-    table = grid("SUSPECT", "JOB", ">FIRST IN", ">REPORTS", ">WORST SCORE", *more, **_LAYOUT)
-    for vm in one.suspects:
-        shown: tuple[str, ...] = ("-",) * len(more)
-        if (last := now.get(vm.vm)) is not None:
-            inflicts = "yes" if last.inflicts else "-"
-            shown = (inflicts, _number(last.coefficient), _number(last.cpu_usage_cores))
-        counts = (str(vm.first_reports), str(vm.reports))
-        table.add_row(vm.name or vm.vm, vm.job, *counts, _number(vm.peak), *shown)
-    return table
+    An open incident's have the values of the last report too.
+    """
+    one, (titles, more, ever, now) = detail.incident, _ROLES[role]
+    is_open = one.open and detail.reports
+    last = {vm.vm: now(vm) for vm in getattr(detail.reports[-1], role)} if is_open else {}
+    more = more if one.open else ()
+    unknown = ("-",) * len(more)
+    rows = ((vm.name or vm.vm, vm.job, *ever(vm), *last.get(vm.vm, unknown)) for vm in getattr(one, role))
+    return grid(*titles, *more, rows=rows, **_LAYOUT)
 
 
 def _analyses(found: Sequence[int]) -> str:
@@ -207,19 +175,19 @@ def _analyses(found: Sequence[int]) -> str:
     return ", ".join(words) or "-"
 
 
-def _print(table: Table) -> None:
-    """Print a table; beyond a terminal each row is one whole line, for grep."""
+def _whole_rows(table: Table) -> Iterator[RenderableType]:
+    """Return a table; beyond a terminal each row as one whole line, for grep."""
     if console.is_terminal:
-        console.print(table)
+        yield table
         return
     width = console.measure(table, options=console.options.update(max_width=_MAX_WIDTH)).maximum
     for line in console.render_lines(table, console.options.update(width=width, max_width=width), pad=False):
-        say("".join(part.text for part in line).rstrip())
+        yield "".join(part.text for part in line).rstrip()
 
 
 def _n_cpi(value: float) -> str:
     """Return a nCPI; how much larger one was that is cut is not known."""
-    return f"{_number(value)} (cut)" if is_cut(value) else _number(value)
+    return f"{short(value)} (cut)" if is_cut(value) else short(value)
 
 
 def _time(unix_ns: int) -> str:
@@ -238,5 +206,18 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3g}"
+#: Victims and suspects: columns, those of open incidents; cells of an incident's VM, and of a report's.
+_ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Any], _Cells], Callable[[Any], _Cells]]] = {
+    "victims": (
+        ("VICTIM", "JOB", "WORST", ">WORST nCPI", ">REPORTS"),
+        ("NOW", ">CPI", ">THRESHOLD"),
+        lambda vm: (slow_down_or_why(vm.slow_down), _n_cpi(vm.peak), str(vm.reports)),
+        lambda vm: (slow_down_or_why(vm.slow_down), short(vm.cpi), short(vm.threshold_cpi)),
+    ),
+    "suspects": (
+        ("SUSPECT", "JOB", ">FIRST IN", ">REPORTS", ">WORST SCORE"),
+        ("INFLICTS", ">COEFFICIENT", ">CORES"),
+        lambda vm: (str(vm.first_reports), str(vm.reports), short(vm.peak)),
+        lambda vm: ("yes" if vm.inflicts else "-", short(vm.coefficient), short(vm.cpu_usage_cores)),
+    ),
+}

@@ -6,7 +6,6 @@ import itertools
 import os
 import socket
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -14,21 +13,14 @@ import duckdb
 import pyarrow as pa
 import typer
 
-from central.cli._outputs import JsonOption, check_lake, say
+from central.cli._outputs import JsonOption, check_lake, report, say
 from central.lake import duckdb_connection
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
-from central.roll_ups.compaction import (
-    GRACE_S,
-    MIN_SOURCES,
-    compact_day,
-    drop_samples,
-    is_left_to_late_builds,
-    remove_superseded,
-)
+from central.roll_ups import compaction
 from central.roll_ups.store import SlotStore
 from central.verify.checks import DayStats, problems, slot_lengths, state_problems, stats
-from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.cli import errors
 from whitepanda.common.errors import InputError, UnavailableError
 
 app = typer.Typer(help="Central's lake of samples: check it, count it, compact it.", no_args_is_help=True)
@@ -36,12 +28,7 @@ app = typer.Typer(help="Central's lake of samples: check it, count it, compact i
 _Lake = Annotated[str, typer.Argument(metavar="LAKE", help="A folder, or s3://bucket/prefix.")]
 _SlotS = Annotated[
     float | None,
-    typer.Option(
-        help="Length of the slots, where the lake has several: central's build.slot_s.",
-        show_default=False,
-        min=1,
-        max=86_400,
-    ),
+    typer.Option(help="Slots' length, if the lake has several: build.slot_s.", show_default=False, min=1, max=86_400),
 ]
 
 _LEASE_S = 120.0  # for how long a compaction may be silent
@@ -63,12 +50,9 @@ def verify(
         for line in itertools.chain(problems(opened, connection, is_quick=quick), states):
             found.append(line)
             if not json:
-                console.print(line, soft_wrap=True, highlight=False)
-    if json:
-        print_json({"lake": lake, "problems": found})
-    elif not found:
-        where = " in footers and manifests" if quick else ""
-        console.print(f"{segments} segments, no problem{where}")
+                say(line)
+    none = None if found else f"{segments} segments, no problem{' in footers and manifests' if quick else ''}"
+    report({"lake": lake, "problems": found}, [none], json=json)
     if found:
         raise typer.Exit(1)
 
@@ -79,22 +63,18 @@ def show_stats(lake: _Lake, slot_s: _SlotS = None, json: JsonOption = False) -> 
     with _opened(lake) as opened, duckdb_connection.connect() as connection:
         length = _slot_length(opened, slot_s)
         found = stats(opened, connection, length)
-    if json:
-        facts = dataclasses.asdict(found)
-        print_json({"lake": lake, "slot_s": length, **facts, "days": [_json(day) for day in found.days]})
-        return
     # Not a table of rich, which cuts numbers that do not fit into the terminal, or into the 80 columns of a pipe.
     rows = [_COLUMNS, *(_cells(day) for day in found.days)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for day, *numbers in rows:
-        padded = (each.rjust(width) for each, width in zip(numbers, widths[1:], strict=True))
-        console.print("  ".join((day.ljust(widths[0]), *padded)), soft_wrap=True, highlight=False)
-    for replica, count in sorted(found.replicas.items()):
-        console.print(f"replica {replica}: {count:,} rows", soft_wrap=True, highlight=False)
-    console.print(f"{found.versions} versions, the newest is {found.newest_version}", highlight=False)
+    lines = ["  ".join((day.ljust(widths[0]), *map(str.rjust, numbers, widths[1:]))) for day, *numbers in rows]
+    lines += [f"replica {replica}: {count:,} rows" for replica, count in sorted(found.replicas.items())]
+    lines.append(f"{found.versions} versions, the newest is {found.newest_version}")
     if found.machines_left_out:
-        names = ", ".join(found.machines_left_out)
-        console.print(f"left out of it, as their rows make a build fail: {names}", soft_wrap=True, highlight=False)
+        lines.append(f"left out of it, as their rows make a build fail: {', '.join(found.machines_left_out)}")
+    facts = dataclasses.asdict(found)
+    for day in facts["days"]:
+        day["day"] = day["day"].isoformat()
+    report({"lake": lake, "slot_s": length, **facts}, lines, json=json)
 
 
 @app.command()
@@ -103,10 +83,14 @@ def compact(
     slot_s: _SlotS = None,
     raw_days: Annotated[
         int | None,
-        typer.Option(help="Also delete samples of days so much older than the newest; slots stay.", min=1, max=36_500),
+        typer.Option(help="Also delete samples this many days older than the newest; slots stay.", min=1, max=36_500),
     ] = None,
-    min_segments: Annotated[int, typer.Option(help="Merge from so many of a journal and day.", min=2)] = MIN_SOURCES,
-    grace_s: Annotated[float, typer.Option(help="Keep merged segments so long, for earlier readers.", min=0)] = GRACE_S,
+    min_segments: Annotated[
+        int, typer.Option(help="Merge from this many of a journal and day.", min=2)
+    ] = compaction.MIN_SOURCES,
+    grace_s: Annotated[
+        float, typer.Option(help="Keep merged segments this long for earlier readers.", min=0)
+    ] = compaction.GRACE_S,
     json: JsonOption = False,
 ) -> None:
     """Merge the small segments of each day; the rows stay the same."""
@@ -115,28 +99,24 @@ def compact(
         manifests = slots.manifests()
         found = opened.days()
         days = {
-            day: compact_day(
+            day: compaction.compact_day(
                 opened,
                 day,
                 manifests.get(day),
-                unrolled_too=is_left_to_late_builds(day, found[-1]),
+                unrolled_too=compaction.is_left_to_late_builds(day, found[-1]),
                 check=lease.check,
                 min_sources=min_segments,
             )
             for day in found
         }
         lease.check()
-        removed = remove_superseded(opened, grace_s=grace_s) + slots.remove_unused(grace_s)
-        dropped = drop_samples(opened, manifests, raw_days=raw_days) if raw_days is not None else 0
+        removed = compaction.remove_superseded(opened, grace_s=grace_s) + slots.remove_unused(grace_s)
+        dropped = compaction.drop_samples(opened, manifests, raw_days=raw_days) if raw_days is not None else 0
     changed = {day: done for day, done in days.items() if done.written}
-    if json:
-        compacted = {day.isoformat(): dataclasses.asdict(done) for day, done in changed.items()}
-        print_json({"lake": lake, "compacted": compacted, "removed": removed, "dropped": dropped})
-        return
-    for day, done in changed.items():
-        line = f"{day}: {done.sources} segments into {done.written}, {done.rows:,} rows"
-        console.print(line, highlight=False)
-    console.print(f"{removed} files that nothing needs any more and {dropped} segments of old days deleted")
+    lines = [f"{day}: {one.sources} segments into {one.written}, {one.rows:,} rows" for day, one in changed.items()]
+    lines.append(f"{removed} files that nothing needs any more and {dropped} segments of old days deleted")
+    compacted = {day.isoformat(): dataclasses.asdict(done) for day, done in changed.items()}
+    report({"lake": lake, "compacted": compacted, "removed": removed, "dropped": dropped}, lines, json=json)
 
 
 @contextlib.contextmanager
@@ -192,14 +172,6 @@ def _slot_length(lake: Lake, slot_s: float | None) -> float:
 
 
 def _cells(day: DayStats) -> tuple[str, ...]:
-    numbers = (day.duplicate_rows, day.slot_rows, day.slot_bytes)
-    return (
-        day.day.isoformat(), f"{day.segments:,}", f"{day.rows:,}", f"{day.size_bytes:,}",
-        f"{day.size_bytes / day.rows:.1f}" if day.rows else "",
-        *(f"{each:,}" for each in numbers),
-    )  # fmt: skip
-
-
-def _json(day: object) -> dict[str, object]:
-    facts = dataclasses.asdict(day)  # type: ignore[call-overload]
-    return {key: value.isoformat() if isinstance(value, date) else value for key, value in facts.items()}
+    per_row = f"{day.size_bytes / day.rows:.1f}" if day.rows else ""
+    before, after = (day.segments, day.rows, day.size_bytes), (day.duplicate_rows, day.slot_rows, day.slot_bytes)
+    return (day.day.isoformat(), *map("{:,}".format, before), per_row, *map("{:,}".format, after))

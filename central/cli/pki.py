@@ -1,6 +1,7 @@
 """`whitepanda pki`: a small certificate authority for sites that have none."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -8,9 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from central.cli._outputs import say
+from central.cli._outputs import grid, report, say
 from central.pki import CA_DAYS, LEAF_DAYS, REVOKED, CertificateInfo, describe, issue, make_ca, renew, revoke
-from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import CERTIFICATE_WARN_DAYS, TlsFiles
 
@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the CA and of what it issues.", show_default=False)]
-Days = Annotated[int, typer.Option(help="Valid for so many days, and never longer than the CA.")]
+Days = Annotated[int, typer.Option(help="Valid for this many days, and never longer than the CA.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
 
@@ -28,13 +28,13 @@ Force = Annotated[bool, typer.Option("--force", help="Replace files that exist."
 def init(
     directory: Folder,
     *,
-    days: Annotated[int, typer.Option(help="The CA is valid for so many days.")] = CA_DAYS,
+    days: Annotated[int, typer.Option(help="The CA is valid for this many days.")] = CA_DAYS,
     force: Force = False,
 ) -> None:
     """Make the CA: ca.crt, which every machine gets, and ca.key, which stays here."""
     path = make_ca(directory, days=days, force=force)
-    console.print(f"{path}: goes to every host and to central")
-    console.print(f"{path.with_suffix('.key')}: stays here, is needed for new certificates only, keep it offline")
+    say(f"{path}: goes to every host and to central")
+    say(f"{path.with_suffix('.key')}: stays here, is needed for new certificates only, keep it offline")
 
 
 @app.command("central")
@@ -71,28 +71,27 @@ def host(
         _say_issued(issue(directory, name, days=days, force=force), f"host {name}")
 
 
-@app.command("operator")
-def operator(
-    directory: Folder,
-    *,
-    name: Annotated[str, typer.Option(help="A name listed in central.operators.")] = "operator",
-    days: Days = LEAF_DAYS,
-    force: Force = False,
-) -> None:
-    """Issue the certificate of people and tools that ask the fleet API."""
-    _say_issued(issue(directory, name, days=days, force=force), "users of the fleet API")
+def _issue_to(users: str, role: str) -> Callable[..., None]:
+    """Return a command that issues a client's certificate, whose name is usually that of its role."""
+
+    def command(
+        directory: Folder,
+        *,
+        name: Annotated[str, typer.Option(help=f"A name listed in central.{role}s.")] = role,
+        days: Days = LEAF_DAYS,
+        force: Force = False,
+    ) -> None:
+        _say_issued(issue(directory, name, days=days, force=force), users)
+
+    return command
 
 
-@app.command("importer")
-def importer(
-    directory: Folder,
-    *,
-    name: Annotated[str, typer.Option(help="A name listed in central.importers.")] = "importer",
-    days: Days = LEAF_DAYS,
-    force: Force = False,
-) -> None:
-    """Issue the certificate of `whitepanda replay`, which may submit rows of any machine."""
-    _say_issued(issue(directory, name, days=days, force=force), "users of `whitepanda replay`")
+app.command("operator", help="Issue the certificate of people and tools that use the fleet API.")(
+    _issue_to("users of the fleet API", "operator")
+)
+app.command("importer", help="Issue the certificate of `whitepanda replay`, which may submit rows of any machine.")(
+    _issue_to("users of `whitepanda replay`", "importer")
+)
 
 
 @app.command("renew")
@@ -108,7 +107,7 @@ def renew_(
         path = Path(directory, f"{name}.crt")
         say(
             f"{path}: valid until {describe(path).not_after:%Y-%m-%d} (before: {before.not_after:%Y-%m-%d}, serial "
-            f"{before.serial}); goes where the one before is"
+            f"{before.serial}); replaces the one before"
         )
 
 
@@ -118,7 +117,7 @@ def revoke_(
     *,
     into: Annotated[
         Path | None,
-        typer.Option("--list", help="The list of serials.", show_default="revoked.txt beside each certificate"),
+        typer.Option("--list", help="The list of serials.", show_default="revoked.txt next to each certificate"),
     ] = None,
 ) -> None:
     """Add certificates to the list of serials that central refuses (central.revoked_serials)."""
@@ -141,16 +140,12 @@ def show(
 ) -> None:
     """Show whose certificates these are, what for, and until when."""
     found = {str(path): describe(path) for given in files for path in _certificates(given)}
-    if json:
-        times = ("not_before", "not_after")
-        print_json([
-            {"file": path, **dataclasses.asdict(info), **{name: getattr(info, name).isoformat() for name in times}}
-            for path, info in found.items()
-        ])  # fmt: skip
-        return
-    for path, info in found.items():
-        console.print(path, style="bold", soft_wrap=True)
-        console.print(_table(info))
+    times = ("not_before", "not_after")
+    facts = [
+        {"file": path, **dataclasses.asdict(info), **{name: getattr(info, name).isoformat() for name in times}}
+        for path, info in found.items()
+    ]
+    report(facts, (each for path, info in found.items() for each in (Text(path, "bold"), _table(info))), json=json)
 
 
 def _certificates(path: Path) -> list[Path]:
@@ -168,16 +163,16 @@ def _say_issued(files: TlsFiles, to: str) -> None:
 
 
 def _table(info: CertificateInfo) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    purposes = ["authority"] if info.is_ca else list(info.purposes)
     left = Text(f"{info.days_left} days left", "yellow" if info.days_left < CERTIFICATE_WARN_DAYS else "")
     if info.days_left < 0:
         left = Text("expired", "bold red")
-    table.add_row("  names", ", ".join(info.names) or "-")
-    table.add_row("  for", ", ".join(purposes) or "-")
-    table.add_row("  valid", Text(f"{info.not_before:%Y-%m-%d} to {info.not_after:%Y-%m-%d}, ") + left)
-    table.add_row("  subject", info.subject or "-")
-    table.add_row("  issuer", info.issuer)
-    table.add_row("  serial", info.serial)
-    table.add_row("  SHA-256", info.sha256)
-    return table
+    rows = (
+        ("  names", ", ".join(info.names) or "-"),
+        ("  for", "authority" if info.is_ca else ", ".join(info.purposes) or "-"),
+        ("  valid", Text(f"{info.not_before:%Y-%m-%d} to {info.not_after:%Y-%m-%d}, ") + left),
+        ("  subject", info.subject or "-"),
+        ("  issuer", info.issuer),
+        ("  serial", info.serial),
+        ("  SHA-256", info.sha256),
+    )
+    return grid("", "", rows=rows, show_header=False, box=None, pad_edge=False)

@@ -1,13 +1,15 @@
 """`whitepanda place`: which host a new VM should run on, by D-Factor, and why."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import RenderableType
 
 from central.cli._fleet_client import asking
-from central.cli._outputs import PICTURES, JsonOption, check_output, grid, say
+from central.cli._outputs import PICTURES, JsonOption, check_output, grid, report
 from central.placement.explain import explained
 from central.placement.fleet import RULES, Hosts
 from central.placement.plots import plot_added
@@ -15,7 +17,6 @@ from central.placement.requests import read_hosts, read_vms
 from central.placement.schedule import NOWHERE, Vm, place_all
 from central.placement.tables import numbers_by_name
 from central.plotting.figures import bar
-from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.fleets import CENTRAL
 from whitepanda.common.tls_options import OPERATOR, Operator, operator_options
@@ -23,7 +24,7 @@ from whitepanda.v1 import fleet_pb2
 
 _TOP = 5
 _BAR_WIDTH = 20
-_MOST = 1000  # hosts that central tells at once
+_MOST = 1000  # hosts in one answer of central
 _DEADLINE_S = 30.0
 _UNPLACED = 1  # exit status: scripts must not start what has no host
 
@@ -43,12 +44,12 @@ def place(
         str,
         typer.Option(metavar="HOST:PORT", help=f"Instead of files: the live fleet, asked of central; or {CENTRAL}."),
     ] = "",
-    job: Annotated[str, typer.Option(help="Of the live fleet: the job of the new VM.")] = "",
+    job: Annotated[str, typer.Option(help="The job of the new VM, for the live fleet.")] = "",
     loading: Annotated[
         str,
         typer.Option(
             metavar="NAME=P,...",
-            help="Of it: the VM's loadings, as cpu=0.5,disk=0.2: the share of its time at each, 0 to 1.",
+            help="For the live fleet: the VM's loadings, as cpu=0.5,disk=0.2: the share of its time at each, 0 to 1.",
         ),
     ] = "",
     operator: Operator = OPERATOR,
@@ -65,9 +66,9 @@ def place(
         typer.Option(metavar="NAME=ROOM", help="A column that has to fit, as memory_gib=256; repeatable."),
     ] = None,
     rule: Annotated[str, typer.Option(help="dfactor, graham, first-fit or least-loaded.")] = "dfactor",
-    order: Annotated[str, typer.Option(help="Of VMs that arrive at one moment: given, or largest first.")] = "given",
+    order: Annotated[str, typer.Option(help="Order of VMs that arrive together: given, or largest first.")] = "given",
     top: Annotated[int, typer.Option(min=0, help="Hosts to list per VM; 0: all with room.")] = _TOP,
-    compare: Annotated[bool, typer.Option("--compare", help="Beside it: what the other rules would come to.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Show also what the other rules would come to.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: what resources add, by VM or host.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -114,10 +115,7 @@ def place(
         plot_added(plot, [(f"{row['job']} on {row['host']}", row["by_resource"]) for row in placed])
     if compare:
         summary["compare"] = _compared(there, to_place, order == "largest")
-    if json:
-        print_json(summary)
-    else:
-        _print(summary)
+    report(summary, _shown(summary), json=json)
     if any(host == NOWHERE for host in found.host):
         raise typer.Exit(_UNPLACED)
 
@@ -143,26 +141,25 @@ def _by_resource(found: fleet_pb2.HostRanking, host: fleet_pb2.RankedHost) -> di
 
 
 def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
-    resources = list(found.resources)
     rows: list[dict[str, Any]] = [
         {"host": host.host, "dilation": 1.0 + host.added, "by_resource": _by_resource(found, host), "vms": host.vms}
         for host in found.hosts
     ]
-    if json:
-        loading = dict(zip(resources, found.loading, strict=True))
-        unmeasured = {each.resource: each.why for each in found.unmeasured}
-        times = {"since_unix_ns": found.since_unix_ns, "until_unix_ns": found.until_unix_ns}
-        ranking = {"loading": loading, "hosts_in_all": found.hosts_in_all, "ranked": rows}
-        print_json(ranking | {"unmeasured": unmeasured} | times)
-        return
-    table = grid("host", ">dilation", *(f">{name}" for name in resources), ">VMs", title=f"Hosts for {what}")
+    result = {
+        "loading": dict(zip(found.resources, found.loading, strict=True)),
+        "hosts_in_all": found.hosts_in_all,
+        "ranked": rows,
+        "unmeasured": {each.resource: each.why for each in found.unmeasured},
+        "since_unix_ns": found.since_unix_ns,
+        "until_unix_ns": found.until_unix_ns,
+    }
+    titles = ("host", ">dilation", *(f">{name}" for name in found.resources), ">VMs")
+    table = grid(*titles, title=f"Hosts for {what}")
     for row in rows:
-        parts = [f"{row['by_resource'][each]:.3g}" for each in resources]
+        parts = [f"{row['by_resource'][each]:.3g}" for each in found.resources]
         table.add_row(row["host"], f"{row['dilation']:.4f}", *parts, str(row["vms"]))
-    console.print(table)
-    say(f"{len(rows)} of {found.hosts_in_all} hosts")
-    for each in found.unmeasured:
-        say(f"left out: {each.resource}: {each.why}")
+    left_out = [f"left out: {each.resource}: {each.why}" for each in found.unmeasured]
+    report(result, (table, f"{len(rows)} of {found.hosts_in_all} hosts", *left_out), json=json)
 
 
 def _compared(fleet: Hosts, vms: list[Vm], largest_first: bool) -> dict[str, Any]:  # noqa: FBT001 - of a private function
@@ -182,27 +179,23 @@ def _compared(fleet: Hosts, vms: list[Vm], largest_first: bool) -> dict[str, Any
     return found
 
 
-def _print(summary: dict[str, Any]) -> None:
+def _shown(summary: dict[str, Any]) -> Iterator[RenderableType]:
     for row in summary["placements"]:
-        say(f"{row['job']}: {row['why']}")
+        yield f"{row['job']}: {row['why']}"
         if len(row["ranked"]) > 1:
             table = grid("host", ">dilation", "over 1", box=None)
             most = max(host["dilation"] for host in row["ranked"]) - 1.0
             for host in row["ranked"]:
                 added = bar(host["dilation"] - 1.0, most, _BAR_WIDTH)
                 table.add_row(host["host"], f"{host['dilation']:.4f}", added)
-            console.print(table)
+            yield table
     placed = sum(row["host"] is not None for row in summary["placements"])
     added = f"added dilation {summary['added_dilation']:.4g} (over 1 of each new VM, and what the others rise by)"
     line = f"{placed} of {len(summary['placements'])} placed; {added}"
     if "makespan_s" in summary:
         line += f"; the last ends at {summary['makespan_s']:.2f} s"
-    say(line)
-    if "compare" not in summary:
-        return
-    compare = summary["compare"]
-    names = list(next(iter(compare.values())))
-    table = grid("rule", *(f">{name.replace('_', ' ')}" for name in names), title="By rule")
-    for rule, row in compare.items():
-        table.add_row(rule, *(f"{row[name]:.6g}" for name in names))
-    console.print(table)
+    yield line
+    if compare := summary.get("compare"):
+        names = list(next(iter(compare.values())))
+        rows = ((rule, *(f"{row[name]:.6g}" for name in names)) for rule, row in compare.items())
+        yield grid("rule", *(f">{name.replace('_', ' ')}" for name in names), rows=rows, title="By rule")

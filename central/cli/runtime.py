@@ -2,27 +2,37 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from central.cli._outputs import PICTURES, TABLES, JsonOption, check_lake, check_output, people_console, provenance, say
+from central.cli._outputs import (
+    PICTURES,
+    TABLES,
+    JsonOption,
+    check_lake,
+    check_output,
+    people_console,
+    provenance,
+    report,
+    say_warning,
+)
+from central.cli._runtime_tables import measures_shown, neighbours_shown
 from central.lake.segments import Lake
 from central.plotting.runtimes import plot_maps, plot_measures
 from central.runtimes.checkpoint import Checkpoint
 from central.runtimes.embeddings import as_table, embed, groups_of, neighbours, project, read_groups
-from central.runtimes.evaluate import measure_model
+from central.runtimes.evaluate import measure
 from central.runtimes.fit import FitOptions
 from central.runtimes.fit import fit as fit_model
 from central.runtimes.lake_rows import read_lake
-from central.runtimes.model import Model, read_model, write_model
+from central.runtimes.model import read_model, write_model
 from central.runtimes.predict import TOO_FEW, UNKNOWN, parse_epsilons, predict_rows
-from central.runtimes.show import show_measures, show_neighbours
 from central.runtimes.tables import read_features, read_log_runtimes, read_rows
 from central.runtimes.update import update as update_model
 from central.tables.csv_files import write_table
-from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.cli import errors
 from whitepanda.common.errors import InputError
 
 app = typer.Typer(
@@ -35,6 +45,8 @@ _Observations = Annotated[
 _ModelOption = Annotated[Path, typer.Option(metavar="MODEL", help="Model file, from `runtime fit`.")]
 _Epsilon = Annotated[str, typer.Option(metavar="SHARES", help="Shares of runs (a,b,c) that may exceed the bound.")]
 _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
+_Out = Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")]
+_ModelOut = Annotated[Path, typer.Option(metavar="MODEL", help="Model file to write.")]
 _EPSILONS = "0.1,0.05,0.01"
 
 
@@ -43,11 +55,11 @@ def fit(
     observations: _Observations,
     workload_features: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet: workload, numeric columns.")],
     platform_features: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet: platform, numeric columns.")],
-    out: Annotated[Path, typer.Option(metavar="MODEL", help="Model file to write.")],
+    out: _ModelOut,
     members: Annotated[int, typer.Option(min=1, max=64, help="Models that are averaged.")] = 8,
     calibration: Annotated[float, typer.Option(min=0.02, max=0.5, help="Share of rows for calibrating bounds.")] = 0.1,
     steps: Annotated[int, typer.Option(min=0, max=1_000_000, help="Training steps per member; 0: by the rows.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of all randomness.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Seed of all randomness.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Fit a model to measured runtimes.
@@ -56,14 +68,8 @@ def fit(
     interferers with a list or names between semicolons. A fit that was stopped continues when it is
     started again: until the model is written, MODEL.partial keeps what is trained.
     """
-    check_output(
-        out,
-        others={
-            "OBSERVATIONS": observations,
-            "--workload-features": workload_features,
-            "--platform-features": platform_features,
-        },
-    )
+    features = {"--workload-features": workload_features, "--platform-features": platform_features}
+    check_output(out, others={"OBSERVATIONS": observations, **features})
     named = read_rows(observations)
     log_us = read_log_runtimes(named)
     workloads = read_features(workload_features, "workload")
@@ -71,7 +77,8 @@ def fit(
     rows = named.placed(workloads.names, platforms.names, "give its features")
     training = {"steps": steps} if steps else {}
     checkpoint = Checkpoint(out, lambda line: errors.print(line, style="yellow", soft_wrap=True))
-    with _progress() as bar:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("fitting", total=1.0)
         model = fit_model(
             rows,
@@ -85,21 +92,28 @@ def fit(
         )
     write_model(out, model)
     checkpoint.remove()
-    if json:
-        print_json({"out": str(out), **_described(model)})
-        return
+    found = {
+        "out": str(out),
+        "workloads": len(model.workloads),
+        "platforms": len(model.platforms),
+        "calibration_rows": {str(count): len(pool.residuals) for count, pool in model.pools.items()},
+        **model.provenance,
+    }
     counts = model.provenance["rows"]
     calibrated = f"{counts['calibrated']:,} calibrate bounds"
-    console.print(f"rows: {len(rows):,} read, {counts['trained']:,} trained on, {calibrated}")
-    console.print(f"{len(model.workloads):,} workloads, {len(model.platforms):,} platforms")
-    say(f"written to {out}")
+    shown = (
+        f"rows: {len(rows):,} read, {counts['trained']:,} trained on, {calibrated}",
+        f"{len(model.workloads):,} workloads, {len(model.platforms):,} platforms",
+        f"written to {out}",
+    )
+    report(found, shown, json=json)
 
 
 @app.command()
 def predict(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="CSV or Parquet: workload, platform, interferer(s).")],
     model: _ModelOption,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
+    out: _Out,
     epsilon: _Epsilon = _EPSILONS,
     skip_unknown: Annotated[bool, typer.Option("--skip-unknown", help="Leave rows with unknown names empty.")] = False,
     json: JsonOption = False,
@@ -110,31 +124,17 @@ def predict(
     """
     check_output(out, suffixes=TABLES, others={"ROWS": rows, "--model": model})
     found = predict_rows(rows, read_model(model), parse_epsilons(epsilon), out, skip_unknown=skip_unknown)
-    if json:
-        print_json({
-            "out": str(out),
-            "rows": found.rows,
-            "rows_unknown": found.unknown,
-            "columns": list(found.columns),
-            "rows_without_bound": dict(found.unbounded),
-        })  # fmt: skip
-        return
-    to = people_console(out)
-    to.print(f"rows: {found.rows - found.unknown:,} predicted")
-    if found.unknown:
-        to.print(f"left empty, with names that the model has not: {found.unknown:,} rows")
-    for count, size in found.unbounded.items():
-        to.print(f"no bound beside {count} others, of which the fit had none: {size:,} rows")
-    say(f"written to {out}", to)
+    shown = [f"rows: {found.rows - found.rows_unknown:,} predicted"]
+    if found.rows_unknown:
+        shown.append(f"left empty, with names that the model has not: {found.rows_unknown:,} rows")
+    for count, size in found.rows_without_bound.items():
+        shown.append(f"no bound beside {count} others, of which the fit had none: {size:,} rows")
+    shown.append(f"written to {out}")
+    report({"out": str(out), **asdict(found)}, shown, json=json, to=people_console(out))
 
 
 @app.command()
-def update(
-    observations: _Observations,
-    model: _ModelOption,
-    out: Annotated[Path, typer.Option(metavar="MODEL", help="Model file to write.")],
-    json: JsonOption = False,
-) -> None:
+def update(observations: _Observations, model: _ModelOption, out: _ModelOut, json: JsonOption = False) -> None:
     """Add workloads and platforms to a model from a few runs of each, without fitting again.
 
     Runs of new workloads on known platforms, and of known workloads on new platforms. Bounds stay those of the fit:
@@ -144,20 +144,10 @@ def update(
     named = read_rows(observations)
     grown, found = update_model(read_model(model), named, read_log_runtimes(named))
     write_model(out, grown)
-    if json:
-        print_json({
-            "out": str(out),
-            "workloads": list(found.workloads),
-            "platforms": list(found.platforms),
-            "rows_used": found.used,
-            "rows_left_out": found.left_out,
-        })  # fmt: skip
-        return
-    say(
-        f"added {len(found.workloads):,} workloads and {len(found.platforms):,} platforms from {found.used:,} rows; "
-        f"{found.left_out:,} rows left out (nothing new, or beside what is not known)"
-    )
-    say(f"written to {out}")
+    added = f"{len(found.workloads):,} workloads and {len(found.platforms):,} platforms"
+    left_out = f"{found.rows_left_out:,} rows left out (nothing new, or beside what is not known)"
+    shown = (f"added {added} from {found.rows_used:,} rows; {left_out}", f"written to {out}")
+    report({"out": str(out), **asdict(found)}, shown, json=json)
 
 
 @app.command()
@@ -175,34 +165,33 @@ def evaluate(
     log_us = read_log_runtimes(named)
     words, epsilons = zip(*parse_epsilons(epsilon), strict=True)
     rows = named.placed(fitted.workloads, fitted.platforms, UNKNOWN)
+    estimates = fitted.estimate(rows)
     try:
-        result = measure_model(fitted, rows, log_us, epsilons, words)
+        bounds = fitted.bounds(rows, estimates, epsilons)
     except ValueError as error:
         raise InputError(f"--epsilon: {error}; {TOO_FEW}") from error
+    result = measure(rows, log_us, estimates.log_us, bounds, epsilons, words)
     if provenance(observations, "observations")["sha256"] == fitted.provenance.get("sha256"):
-        errors.print("warning: the model was fitted to this very file; errors of new rows are larger", style="yellow")
+        say_warning("the model was fitted to this very file; errors of new rows are larger")
     if plot is not None:
         plot_measures(plot, result)
-    if json:
-        print_json({"co_runners": result})
-        return
-    show_measures(result)
+    report({"co_runners": result}, measures_shown(result), json=json)
 
 
 @app.command()
 def embeddings(
     model: _ModelOption,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
+    out: _Out,
     groups: Annotated[
         Path | None, typer.Option(metavar="FILE", help="CSV or Parquet: name, group; default: names up to / or :.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: a t-SNE map by group.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of the map and of chance.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Seed of the map and of chance.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Write the embeddings of a model's workloads and platforms: kind, name, and their dimensions.
 
-    Tells how often the nearest other name is of the same group (suite), and how often by chance.
+    Shows how often the nearest other name is of the same group (suite), and how often by chance.
     """
     check_output(out, suffixes=TABLES, others={"--model": model, "--groups": groups})
     check_output(plot, "--plot", PICTURES, others={"--model": model, "--groups": groups, "--out": out})
@@ -214,20 +203,17 @@ def embeddings(
     if plot is not None:
         maps = {f"{part.kind}s (t-SNE)": (project(part, seed), labels[part.kind]) for part in parts}
         plot_maps(plot, maps)
-    if json:
-        near = {kind: asdict(one) for kind, one in found.items()}
-        print_json({"out": str(out), "dimensions": parts[0].values.shape[1], "neighbours": near})
-        return
-    show_neighbours(found)
-    say(f"written to {out}")
+    near = {kind: asdict(one) for kind, one in found.items()}
+    result = {"out": str(out), "dimensions": parts[0].values.shape[1], "neighbours": near}
+    report(result, (*neighbours_shown(found), f"written to {out}"), json=json)
 
 
 @app.command()
 def observations(
     lake: Annotated[str, typer.Argument(metavar="LAKE", help="Central's, a folder or s3://bucket/prefix.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write three tables to.")],
-    days: Annotated[int, typer.Option(min=1, max=3660, help="So many of the newest days of slots.")] = 7,
-    max_rows: Annotated[int, typer.Option(min=100, max=1_000_000, help="Sample down to about so many.")] = 200_000,
+    days: Annotated[int, typer.Option(min=1, max=3660, help="This many of the newest days of slots.")] = 7,
+    max_rows: Annotated[int, typer.Option(min=100, max=1_000_000, help="Sample down to about this many.")] = 200_000,
     slot_s: Annotated[float, typer.Option(min=1, max=86_400, help="As build.slot_s of central.")] = 300.0,
     json: JsonOption = False,
 ) -> None:
@@ -244,46 +230,23 @@ def observations(
         raise InputError(f"{out}: cannot be made: {error.strerror}") from error
     for name in ("observations", "workloads", "platforms"):
         write_table(out / f"{name}.parquet", getattr(found, name))
-    counts = {
-        "rows": found.observations.num_rows,
-        "workloads": found.workloads.num_rows,
-        "platforms": found.platforms.num_rows,
+    counts = {name: getattr(found, name).num_rows for name in ("observations", "workloads", "platforms")}
+    result = {
+        "out": str(out),
+        "rows": counts.pop("observations"),
+        **counts,
         "days": found.days,
         "share": found.share,
         "machine_slots_too_crowded": found.crowded,
         "vm_slots_without_instructions": found.not_counted,
     }
-    if json:
-        print_json({"out": str(out), **counts})
-        return
     names = f"{counts['workloads']:,} workloads, {counts['platforms']:,} platforms"
-    console.print(f"{counts['rows']:,} rows of {found.days:,} days: {names}")
+    shown = [f"{result['rows']:,} rows of {found.days:,} days: {names}"]
     if found.share < 1:
-        console.print(f"a sample: {found.share:.1%} of the machines' slots")
+        shown.append(f"a sample: {found.share:.1%} of the machines' slots")
     if found.crowded or found.not_counted:
-        say(
+        shown.append(
             f"left out: {found.not_counted:,} VMs' slots without instructions, {found.crowded:,} machines' slots "
             "with more than 65 busy VMs"
         )
-    say(f"written to {out}")
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
-
-
-def _described(model: Model) -> dict[str, Any]:
-    return {
-        "workloads": len(model.workloads),
-        "platforms": len(model.platforms),
-        "calibration_rows": {str(count): len(pool.residuals) for count, pool in model.pools.items()},
-        **model.provenance,
-    }
+    report(result, (*shown, f"written to {out}"), json=json)

@@ -1,19 +1,20 @@
 """`whitepanda slowdown`: D-Factor's estimates of what sharing a machine costs, and the loading vectors they need."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
+from rich.console import RenderableType
 
-from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, grid, people_console, say
+from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, grid, people_console, report
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
 from central.placement.pairs import DFACTOR, EXTENDED, HeldOut, Measured, hold_out, read_pairs, read_rows_to_predict
 from central.placement.plots import plot_pairs, plot_profiles
-from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
+from central.placement.profiles import Profiles, read_profiles, write_loadings
 from central.placement.requests import HOST
 from central.placement.tables import Jobs, jobs_of, numbers_by_name, units_of
 from central.plotting.figures import bar
@@ -21,7 +22,7 @@ from central.plotting.timeline import bars
 from central.plotting.timeline import plot as write_plot
 from central.tables.csv_files import write_table
 from central.tables.user_files import UserTable
-from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.cli import errors
 from whitepanda.common.errors import InputError
 
 app = typer.Typer(help="What sharing a machine costs: D-Factor's loading vectors.", no_args_is_help=True)
@@ -51,8 +52,7 @@ def estimate(
     counts as c elements of p / c. tau_s is its time alone: then completion times are shown, as jobs arrive
     (start_s, default 0) and end.
     """
-    if plot is not None:
-        check_output(plot, "--plot", PICTURES, others={"LOADINGS": loadings})
+    check_output(plot, "--plot", PICTURES, others={"LOADINGS": loadings})
     jobs = _jobs_of_one_machine(loadings)
     counts = units_of(numbers_by_name(units or [], "--units"), jobs.resources)
     found = estimated(jobs, counts)
@@ -60,10 +60,7 @@ def estimate(
         if jobs.tau_s is None:
             raise InputError(f"--plot {plot}: {loadings} has no column tau_s, so it is not known when jobs end")
         write_plot(plot, jobs.names, *_times(found, jobs))
-    if json:
-        print_json(found)
-        return
-    _print(found, jobs)
+    report(found, _estimate_shown(found, jobs), json=json)
 
 
 def _jobs_of_one_machine(path: Path) -> Jobs:
@@ -101,7 +98,7 @@ def _times(found: dict[str, Any], jobs: Jobs) -> tuple[list[float], list[float],
     return start, tau, [at + row["completion_s"] for at, row in zip(start, found["jobs"], strict=True)]
 
 
-def _print(found: dict[str, Any], jobs: Jobs) -> None:
+def _estimate_shown(found: dict[str, Any], jobs: Jobs) -> Iterator[RenderableType]:
     shown = [name for name in ("dilation", "completion_s", "end_s") if name in found["jobs"][0]]
     table = grid("job", *(f">{name}" for name in shown), title="Together on one machine")
     if jobs.tau_s is not None:
@@ -110,18 +107,17 @@ def _print(found: dict[str, Any], jobs: Jobs) -> None:
     for k, row in enumerate(found["jobs"]):
         numbers = [f"{row[name]:.4g}" if name == "dilation" else f"{row[name]:.2f}" for name in shown]
         table.add_row(row["job"], *numbers, *([] if lines is None else [lines[k]]))
-    console.print(table)
-    say(f"{len(jobs.names)} jobs, total dilation {found['total_dilation']:.4g}")
+    yield table
+    yield f"{len(jobs.names)} jobs, total dilation {found['total_dilation']:.4g}"
     if jobs.tau_s is not None:
-        one_after_the_other = dfactor.linear_sum_s(jobs.tau_s)
-        say(f"one after the other (linear sum): {one_after_the_other:.2f} s")
+        yield f"one after the other (linear sum): {dfactor.linear_sum_s(jobs.tau_s):.2f} s"
 
 
 @app.command()
 def profile(
     runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="Runs or samples of jobs; its columns say which.")],
     rest: Annotated[str, typer.Option(metavar="NAME", help="Resource that gets the rest of busy jobs' time.")] = "",
-    larger: Annotated[str, typer.Option(metavar="NAME", help="Of copies: the resource with the larger share.")] = "",
+    larger: Annotated[str, typer.Option(metavar="NAME", help="For copies: the resource with the larger share.")] = "",
     out: Annotated[
         Path | None, typer.Option(metavar="LOADINGS.csv", help="To write: input of `estimate`, `place`.")
     ] = None,
@@ -130,7 +126,7 @@ def profile(
 ) -> None:
     """Find loading vectors of jobs, with 95 % intervals.
 
-    Columns job, copies, time_s: runs of so many copies of a job at once; this gives |p|^2 and, of busy jobs of two
+    Columns job, copies, time_s: runs of this many copies of a job together; this gives |p|^2 and, of busy jobs of two
     resources, two mirrored vectors. Columns job, time_s and resources: runs beside known loads (the sum of their
     loading vectors; zeros: alone), as a probe of one resource, 1 in its column. Columns job, resources and perhaps
     vm: measured shares of time, one row per window (CPU, memory stalls, waits for disk and network).
@@ -144,27 +140,18 @@ def profile(
         write_loadings(out, found)
     if plot is not None:
         plot_profiles(plot, found)
-    if json:
-        print_json({"kind": found.kind, "jobs": [_profile_json(job) for job in found.jobs]})
-    else:
-        _print_profiles(found)
-        if out is not None:
-            say(f"written to {out}")
-    _refuse_without_vectors(runs, found)
-
-
-def _refuse_without_vectors(path: Path, found: Profiles) -> None:
-    """Fail, after all output, where copies of a job gave no vector."""
+    result = {"kind": found.kind, "jobs": [asdict(job) for job in found.jobs]}
+    report(result, _profiles_shown(found, out), json=json)
     without = [job for job in found.jobs if job.loading is None and not job.candidates]
     if without:
         more = f" and {len(without) - 1:,} more" if len(without) > 1 else ""
         raise InputError(
-            f"{path}: no loading vector found of job {without[0].job} ({'; '.join(without[0].notes)}){more}; "
+            f"{runs}: no loading vector found of job {without[0].job} ({'; '.join(without[0].notes)}){more}; "
             "measure such jobs beside probes (columns job, time_s and resources)"
         )
 
 
-def _print_profiles(found: Profiles) -> None:
+def _profiles_shown(found: Profiles, out: Path | None) -> Iterator[RenderableType]:
     table = grid("job", ">n", "what", ">value", ">95 % interval", title=f"Loading vectors from {found.kind}")
     table.add_column("0 to 1", min_width=_SHARE_WIDTH)
     for job in found.jobs:
@@ -173,25 +160,15 @@ def _print_profiles(found: Profiles) -> None:
             table.add_row(job.job, str(job.n), name, f"{each.value:.4g}", _interval(each), share)
         if job.tau_s is not None:
             table.add_row(job.job, str(job.n), "time alone, s", f"{job.tau_s.value:.5g}", _interval(job.tau_s))
-    console.print(table)
+    yield table
     for job in found.jobs:
         for vector in job.candidates if job.loading is None else [job.loading]:
             words = ", ".join(f"{name} {share:.4g}" for name, share in vector.items())
-            say(f"{job.job}: {words}")
+            yield f"{job.job}: {words}"
         for note in job.notes:
-            say(f"{job.job}: {note}")
-
-
-def _profile_json(job: JobProfile) -> dict[str, Any]:
-    return {
-        "job": job.job,
-        "n": job.n,
-        "tau_s": None if job.tau_s is None else asdict(job.tau_s),
-        "measured": {name: asdict(each) for name, each in job.measured.items()},
-        "loading": job.loading,
-        "candidates": list(job.candidates),
-        "notes": list(job.notes),
-    }
+            yield f"{job.job}: {note}"
+    if out is not None:
+        yield f"written to {out}"
 
 
 @app.command()
@@ -205,14 +182,14 @@ def pairs(
     rows: Annotated[Path | None, typer.Option(metavar="ROWS", help="Predict: workload, platform, interferer.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV or Parquet: ROWS and their slowdown.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: held-out pairs, measured, predicted.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of the held-out fifth, and of fits.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Seed of the held-out fifth, and of fits.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Fit loading vectors to measured pairs, also above 2, and predict other pairs.
 
     A row is a workload beside an interferer on a platform; with runtime_us, rows without an
     interferer are the times alone. The extended model reaches beyond 2 and below 1, which
-    D-Factor cannot. A fifth of the pairs is held out and tells how far off it is, beside D-Factor
+    D-Factor cannot. A fifth of the pairs is held out and shows how far off it is, next to D-Factor
     and a constant per platform; ROWS are then predicted from all pairs.
     """
     if (rows is None) != (out is None):
@@ -229,32 +206,25 @@ def pairs(
             write_table(out, asked.with_slowdowns(known, found, seed))
     if plot is not None:
         plot_pairs(plot, found.measured, {name: found.predicted[name] for name in (DFACTOR, EXTENDED)})
-    if json:
-        print_json({
-            "pairs": len(known.same),
-            "workloads": len(known.workloads),
-            "platforms": len(known.platforms),
-            "without_alone": known.without_alone,
-            "beside_several": known.of_several,
-            "resources": found.resources,
-            "penalty": found.penalty,
-            "held_out": {
-                name: {part: asdict(each) for part, each in parts.items()}
-                for name, parts in found.errors.items()
-            },
-            "out": None if out is None else str(out),
-            "rows": None if asked is None else len(asked.is_pair),
-        })  # fmt: skip
-        return
-    to = people_console(out)
-    _print_pairs(known, found, to)
-    if asked is not None:
-        say(f"{len(asked.is_pair):,} rows written to {out}", to)
+    result = {
+        "pairs": len(known.same),
+        "workloads": len(known.workloads),
+        "platforms": len(known.platforms),
+        "without_alone": known.without_alone,
+        "beside_several": known.of_several,
+        "resources": found.resources,
+        "penalty": found.penalty,
+        "held_out": asdict(found)["errors"],
+        "out": None if out is None else str(out),
+        "rows": None if asked is None else len(asked.is_pair),
+    }
+    shown = _pairs_shown(known, found, "" if asked is None else f"{len(asked.is_pair):,} rows written to {out}")
+    report(result, shown, json=json, to=people_console(out))
 
 
-def _print_pairs(known: Measured, found: HeldOut, to: Console) -> None:
+def _pairs_shown(known: Measured, found: HeldOut, written: str) -> Iterator[RenderableType]:
     left_out = f"{known.without_alone:,} have no run alone, {known.of_several:,} rows are beside several"
-    say(f"{len(known.same):,} pairs; left out: {left_out}", to)
+    yield f"{len(known.same):,} pairs; left out: {left_out}"
     titles = (">slow-down", ">n", "model", ">error, %", ">95 % interval")
     table = grid(*titles, title="Mean error of held-out pairs")
     table.add_column("", min_width=_SHARE_WIDTH)
@@ -264,13 +234,14 @@ def _print_pairs(known: Measured, found: HeldOut, to: Console) -> None:
             each = parts[part]
             if each.mean is None:
                 continue
-            interval = "unknown"
-            if each.low is not None and each.high is not None:
-                interval = f"{100 * each.low:.2f} to {100 * each.high:.2f}"
+            low, high = each.low, each.high
+            interval = "unknown" if low is None or high is None else f"{100 * low:.2f} to {100 * high:.2f}"
             first = (part, f"{each.n:,}") if place == 0 else ("", "")
             table.add_row(*first, name, f"{100 * each.mean:.2f}", interval, bar(each.mean, largest, _SHARE_WIDTH))
-    to.print(table)
-    say(f"extended: {found.resources} resources, penalty {found.penalty:g}, by validation", to)
+    yield table
+    yield f"extended: {found.resources} resources, penalty {found.penalty:g}, by validation"
+    if written:
+        yield written
 
 
 def _interval(estimate: Estimate) -> str:

@@ -3,15 +3,15 @@
 import dataclasses
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from central.cli._outputs import JsonOption, grid, say
+from central.cli._outputs import JsonOption, grid, report
 from central.traces.generator.presets import PRESETS, preset
 from central.traces.generator.settings import changed, knobs
 from central.traces.generator.write import synthesise
-from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.cli import errors
 from whitepanda.common.errors import InputError
 
 app = typer.Typer(help="Traces with known antagonists, to study the methods on.", no_args_is_help=True)
@@ -27,12 +27,18 @@ def synth(
     machines: Annotated[int | None, typer.Option(help="Machines.")] = None,
     batch_jobs: Annotated[int | None, typer.Option(help="Ordinary batch jobs.")] = None,
     antagonists: Annotated[int | None, typer.Option(help="Antagonist batch jobs.")] = None,
-    strength: Annotated[float | None, typer.Option(help="antagonist_effect: contention per antagonist's task.")] = None,
-    noise: Annotated[float | None, typer.Option(help="cpi_noise: spread of CPI from slot to slot.")] = None,
+    antagonist_effect: Annotated[
+        float | None, typer.Option("--strength", help="antagonist_effect: contention per antagonist's task.")
+    ] = None,
+    cpi_noise: Annotated[
+        float | None, typer.Option("--noise", help="cpi_noise: spread of CPI from slot to slot.")
+    ] = None,
     companions: Annotated[int | None, typer.Option(help="Confounding: innocent jobs beside antagonists.")] = None,
     burners: Annotated[int | None, typer.Option(help="CPU burners that hurt no task.")] = None,
     platforms: Annotated[int | None, typer.Option(help="CPU platforms, whose CPI differs.")] = None,
-    corrupted: Annotated[float | None, typer.Option(help="corrupted_share: samples with an absurd CPI.")] = None,
+    corrupted_share: Annotated[
+        float | None, typer.Option("--corrupted", help="corrupted_share: samples with an absurd CPI.")
+    ] = None,
     form: Annotated[str | None, typer.Option(help="Contention: linear or saturating.")] = None,
     sets: Annotated[
         list[str] | None,
@@ -45,22 +51,9 @@ def synth(
     Then: whitepanda antagonists evaluate TRACE --truth TRUTH.json (but not of one without antagonists, such as preset
     quiet: there is nothing to rank).
     """
+    given = locals()
     began = time.monotonic()
-    short: dict[str, Any] = {
-        "seed": seed,
-        "days": days,
-        "machines": machines,
-        "batch_jobs": batch_jobs,
-        "antagonists": antagonists,
-        "antagonist_effect": strength,
-        "cpi_noise": noise,
-        "companions": companions,
-        "burners": burners,
-        "platforms": platforms,
-        "corrupted_share": corrupted,
-        "form": form,
-    }
-    values = {name: value for name, value in short.items() if value is not None}
+    values = {name: given[name] for name, _, _ in knobs() if given.get(name) is not None}
     settings = changed(preset(preset_name), values | _assignments(sets or []))
 
     def on_day(day: int, of: int) -> None:
@@ -69,33 +62,25 @@ def synth(
 
     written = synthesise(settings, out, truth, preset_name, on_day)
     seconds = time.monotonic() - began
-    if json:
-        print_json({"out": str(out), "truth": str(truth), **dataclasses.asdict(written), "seconds": seconds})
-        return
     shape = f"{settings.days} days, {settings.machines} machines, {written.jobs} jobs, {written.tasks:,} tasks"
-    say(f"{written.rows:,} rows ({shape}) in {seconds:.1f} s")
-    say(
-        f"written to {out}; {len(written.antagonists)} antagonists in {truth}, "
-        f"{written.antagonists_with_rows} of them ran"
-    )
+    blamed = f"{len(written.antagonists)} antagonists in {truth}, {written.antagonists_with_rows} of them ran"
+    shown = (f"{written.rows:,} rows ({shape}) in {seconds:.1f} s", f"written to {out}; {blamed}")
+    found = {"out": str(out), "truth": str(truth), **dataclasses.asdict(written), "seconds": seconds}
+    report(found, shown, json=json)
 
 
 @app.command()
 def presets(json: JsonOption = False) -> None:
     """List the presets, and every knob with its meaning and its value in each preset that changes it."""
     values = {name: dataclasses.asdict(settings) for name, (_, settings) in PRESETS.items()}
-    if json:
-        meanings = {name: {"default": default, "help": text} for name, default, text in knobs()}
-        named = {name: {"help": PRESETS[name][0], "knobs": values[name]} for name in PRESETS}
-        print_json({"presets": named, "knobs": meanings})
-        return
-    for name, (text, _) in PRESETS.items():
-        say(f"{name}: {text}")
+    meanings = {name: {"default": default, "help": text} for name, default, text in knobs()}
+    named = {name: {"help": PRESETS[name][0], "knobs": values[name]} for name in PRESETS}
     table = grid("knob", "default", "meaning", "presets", title="Knobs")
     for name, default, text in knobs():
         others = ", ".join(f"{p} {v[name]}" for p, v in values.items() if v[name] != default)
         table.add_row(name, str(default), text, others)
-    console.print(table)
+    lines = (f"{name}: {text}" for name, (text, _) in PRESETS.items())
+    report({"presets": named, "knobs": meanings}, (*lines, table), json=json)
 
 
 def _assignments(sets: list[str]) -> dict[str, str]:

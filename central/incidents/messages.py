@@ -23,38 +23,25 @@ def incident_messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) ->
             slow_down = agent_pb2.Degradation(
                 ratio=vm.slow_ratio, low=or_nan(vm.slow_low), high=or_nan(vm.slow_high), model=vm.slow_model
             )
-        vms[vm.incident, vm.role].append(
-            fleet_pb2.IncidentVm(
-                vm=vm.vm,
-                name=vm.name,
-                job=vm.job,
-                peak=or_nan(vm.peak),
-                reports=vm.reports,
-                first_reports=vm.first_reports,
-                slow_down=slow_down,
-            )
-        )
+        same = {name: getattr(vm, name) for name in ("vm", "name", "job", "reports", "first_reports")}
+        vms[vm.incident, vm.role].append(fleet_pb2.IncidentVm(**same, peak=or_nan(vm.peak), slow_down=slow_down))
     slowest = _slowest_now(connection, [row.id for row in rows if row.victims_now])
     for number, last in slowest.items():
         known = (one.reports for one in vms[number, tables.ROLE_VICTIM] if one.vm == last.vm)
         last.reports = next(known, 0)
     victims = {row.id: sorted(vms[row.id, tables.ROLE_VICTIM], key=_slowest_first) for row in rows}
     suspects = {row.id: _suspects(row, vms[row.id, tables.ROLE_SUSPECT]) for row in rows}
+    names = ("id", "host", "first_unix_ns", "last_unix_ns", "reports", "victims_now")
     return [
         fleet_pb2.Incident(
-            id=row.id,
-            host=row.host,
+            **{name: getattr(row, name) for name in names},
             suspect_job=suspects[row.id][0].job if row.suspect_vm else "",
-            first_unix_ns=row.first_unix_ns,
-            last_unix_ns=row.last_unix_ns,
-            reports=row.reports,
             peak_mn_cpi=or_nan(row.peak_mn_cpi),
             peak_threshold=or_nan(row.peak_threshold),
             victims=victims[row.id],
             suspects=suspects[row.id],
             found_by=tables.analyses(row.found_by),
             suspect=suspects[row.id][0] if row.suspect_vm else None,
-            victims_now=row.victims_now,
             slowest_now=slowest.get(row.id),
         )
         for row in rows
@@ -67,15 +54,15 @@ def _highest_first(vm: fleet_pb2.IncidentVm) -> tuple[bool, float, str, str]:
 
 
 def _slowest_first(vm: fleet_pb2.IncidentVm) -> tuple[bool, float, bool, float, str, str]:
-    """Return the rank of a victim: by its slow-down; nCPI, which is cut, decides only where that is not known."""
-    ratio = vm.slow_down.ratio  # 0 where there is none
+    """Return the rank of a victim: by its slow-down; nCPI, which is cut, decides only if that is not known."""
+    ratio = vm.slow_down.ratio  # 0: not known
     return (not ratio > 0, -ratio if ratio > 0 else 0.0, *_highest_first(vm))
 
 
 def _suspects(row: sa.Row[Any], vms: list[fleet_pb2.IncidentVm]) -> list[fleet_pb2.IncidentVm]:
     """Return the suspects, the first one first.
 
-    The first suspect of an ongoing incident is that of its last report. Once the incident is over, it is the VM that
+    The first suspect of an ongoing incident is its last report's. Once the incident is over, it is the VM that
     most reports name first, so that a late change does not rewrite the history.
     """
 
@@ -93,14 +80,9 @@ def _slowest_now(connection: sa.Connection, numbers: Sequence[int]) -> dict[int,
     last = sa.select(r.incident, r.payload).join(tables.incidents, (i.id == r.incident) & (i.last_unix_ns == r.unix_ns))
     found: dict[int, list[fleet_pb2.IncidentVm]] = defaultdict(list)
     for number, payload in connection.execute(last.where(r.incident.in_(numbers))) if numbers else ():
-        found[number] += (
-            fleet_pb2.IncidentVm(
-                vm=v.vm,
-                name=v.name,
-                job=v.job,
-                peak=v.n_cpi,
-                slow_down=v.slow_down if v.HasField("slow_down") else None,
+        for v in agent_pb2.Trigger.FromString(payload).victims:
+            slow_down = v.slow_down if v.HasField("slow_down") else None
+            found[number].append(
+                fleet_pb2.IncidentVm(vm=v.vm, name=v.name, job=v.job, peak=v.n_cpi, slow_down=slow_down)
             )
-            for v in agent_pb2.Trigger.FromString(payload).victims
-        )
     return {number: min(vms, key=_slowest_first) for number, vms in found.items()}

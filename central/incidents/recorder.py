@@ -24,11 +24,8 @@ _PRUNE_INTERVAL_S = 3600.0
 class IncidentRecorder:
     """One central's way from journal to history.
 
-    Hosts report once per slot (`slot_s`), so a gap is at least two.
-
-    Attributes:
-        gap_ns: reports of one incident are no further apart.
-        on_recorded: called, on the loop, when the history has something new.
+    Reports of one incident are no further apart than `gap_ns`: at least two slots, as hosts report once per slot.
+    `on_recorded` is called, on the loop, when the history has something new.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class IncidentRecorder:
                 await asyncio.wait_for(self._journal.has_triggers.wait(), _PRUNE_INTERVAL_S)
 
     async def record_some(self) -> int:
-        """Move the oldest waiting reports and return how many; raises StoreError where they have to wait on."""
+        """Move the oldest waiting reports and return how many; raises StoreError if they have to wait."""
         waiting = await in_own_thread(self._journal.read_triggers, _AT_ONCE)
         if waiting:
             rows = [row for _, row in waiting]

@@ -4,12 +4,12 @@ All methods block and may be called from any thread; those that write wait for e
 """
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -17,8 +17,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from central.incidents import tables
 from central.incidents.messages import incident_messages
 from central.incidents.tables import METADATA
-from central.incidents.totals import count_open, read_totals
-from central.validation.triggers import TriggerRow
+from central.incidents.totals import count_open, read_totals, whole_sum
 from whitepanda.common.errors import UnavailableError
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
@@ -34,6 +33,7 @@ _SILENCE_TIMEOUT_S = 30
 Place = tuple[int, int]
 
 Answer = TypeVar("Answer")
+P = ParamSpec("P")
 
 
 class StoreError(Exception):
@@ -53,53 +53,172 @@ class IncidentQuery:
     open_since_unix_ns: int = 0  # only open ones, see `tables.is_open`
 
 
+def _find(
+    connection: sa.Connection, query: IncidentQuery, *, limit: int, after: Place | None = None
+) -> list[fleet_pb2.Incident]:
+    """Return up to `limit` incidents after a place, the newest first."""
+    i, v = tables.incidents.c, tables.incident_vms.c
+    conditions = []
+    if query.host:
+        conditions.append(i.host == query.host)
+    if query.suspect_job:
+        conditions.append(_has(connection, (v.job == query.suspect_job) & tables.was_first()))
+    if query.victim_job:
+        conditions.append(_has(connection, (v.job == query.victim_job) & (v.role == tables.ROLE_VICTIM)))
+    if query.vm:
+        by_uuid, by_name = (sa.select(v.incident).where(column == query.vm) for column in (v.vm, v.name))
+        conditions.append(i.id.in_(sa.union_all(by_uuid, by_name)))
+    if query.open_since_unix_ns:
+        conditions.append(tables.is_open(query.open_since_unix_ns))
+    if query.until_unix_ns:
+        conditions.append(i.first_unix_ns < min(query.until_unix_ns, _MAX_INT64))
+    if query.since_unix_ns:
+        # A lower bound of the beginning too, so that no index is read to its end.
+        since = min(query.since_unix_ns, _MAX_INT64)
+        begun = connection.scalar(sa.select(sa.func.min(i.first_unix_ns)).where(i.last_unix_ns >= since))
+        if begun is None:
+            return []
+        conditions += [i.last_unix_ns >= since, i.first_unix_ns >= begun]
+    if after is not None:
+        conditions.append(sa.tuple_(i.first_unix_ns, i.id) < sa.tuple_(*after))
+    found = sa.select(tables.incidents).where(*conditions).order_by(i.first_unix_ns.desc(), i.id.desc())
+    return incident_messages(connection, connection.execute(found.limit(limit)).all())
+
+
+def _has(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """Return the condition that an incident has such a VM of a job.
+
+    Rare jobs are found by their list of VMs, frequent ones sooner by going through the incidents.
+    """
+    v = tables.incident_vms.c
+    some = sa.select(v.incident).where(mine).limit(_MANY).subquery()
+    if (connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0) < _MANY:
+        return tables.incidents.c.id.in_(sa.select(v.incident).where(mine))
+    return sa.exists().where(mine, v.incident == tables.incidents.c.id)
+
+
+def _open_now(connection: sa.Connection, since_unix_ns: int, *, limit: int) -> list[fleet_pb2.Incident]:
+    """Return up to `limit` incidents that are open (`tables.is_open`), the slowest victim now first."""
+    i = tables.incidents.c
+    worst = (i.slow_down_now.is_(None), i.slow_down_now.desc(), i.peak_mn_cpi.is_(None), i.peak_mn_cpi.desc(), i.id)
+    statement = sa.select(tables.incidents).where(tables.is_open(since_unix_ns)).order_by(*worst).limit(limit)
+    return incident_messages(connection, connection.execute(statement).all())
+
+
+def _get(connection: sa.Connection, number: int) -> fleet_pb2.IncidentDetail | None:
+    """Return an incident with its last reports; None if there is none of this number."""
+    advice, r = tables.recommendations.c, tables.reports.c
+    row = connection.execute(sa.select(tables.incidents).where(tables.incidents.c.id == number)).first()
+    if row is None:
+        return None
+    (incident,) = incident_messages(connection, [row])
+    last = connection.scalar(sa.select(advice.payload).where(advice.incident == number))
+    if last is not None and row.victims_now:  # advice ends with the incident
+        incident.recommendations.extend(agent_pb2.Trigger.FromString(last).recommendations)
+    newest = sa.select(r.payload).where(r.incident == number).order_by(r.unix_ns.desc()).limit(_SHOWN_REPORTS)
+    payloads = connection.scalars(newest).all()
+    reports = [agent_pb2.Trigger.FromString(payload) for payload in reversed(payloads)]
+    detail = fleet_pb2.IncidentDetail(incident=incident, reports=reports)
+    for found in _suspect_jobs(connection, limit=1, job=incident.suspect_job) if incident.suspect_job else ():
+        detail.recurrence.CopyFrom(found)
+    return detail
+
+
+def _names(connection: sa.Connection, vms: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return what VMs (UUIDs) were called in incidents, by host, without VMs that have no name there."""
+    v, i = tables.incident_vms.c, tables.incidents.c
+    named = (
+        sa.select(v.vm, i.host, sa.func.max(v.name).label("name"))
+        .join_from(tables.incident_vms, tables.incidents, v.incident == i.id)
+        .where(v.vm.in_(vms), v.name != "")
+        .group_by(v.vm, i.host)
+    )
+    found: dict[str, dict[str, str]] = {}
+    for row in connection.execute(named):
+        found.setdefault(row.vm, {})[row.host] = row.name
+    return found
+
+
+def _suspect_jobs(
+    connection: sa.Connection, *, limit: int, after: str = "", job: str = ""
+) -> list[fleet_pb2.SuspectJob]:
+    """Return jobs by name, each with how often it was suspected first and on how many hosts."""
+    j = tables.suspect_jobs.c
+    # Columns have the names of the message's fields.
+    found = sa.select(
+        j.job,
+        sa.func.count().label("hosts"),
+        whole_sum(j.incidents).label("incidents"),
+        sa.func.min(j.first_unix_ns).label("first_unix_ns"),
+        sa.func.max(j.last_unix_ns).label("last_unix_ns"),
+    )
+    found = found.where(j.job > after, *([j.job == job] if job else [])).group_by(j.job).order_by(j.job).limit(limit)
+    return [fleet_pb2.SuspectJob(**row) for row in connection.execute(found).mappings()]
+
+
+def _reads(
+    question: Callable[Concatenate[sa.Connection, P], Answer],
+) -> Callable[Concatenate["IncidentStore", P], Answer]:
+    """Make a method of a question that reads."""
+
+    @functools.wraps(question)
+    def method(self: "IncidentStore", /, *values: P.args, **named: P.kwargs) -> Answer:
+        try:
+            with self._engine.connect() as connection:
+                return question(connection, *values, **named)
+        except SQLAlchemyError as error:
+            raise StoreError(_line(error)) from error
+
+    return method
+
+
+def _writes(work: Callable[Concatenate[sa.Connection, P], Answer]) -> Callable[Concatenate["IncidentStore", P], Answer]:
+    """Make a method of work in one transaction."""
+
+    @functools.wraps(work)
+    def method(self: "IncidentStore", /, *values: P.args, **named: P.kwargs) -> Answer:
+        return self.write(lambda connection: work(connection, *values, **named))
+
+    return method
+
+
 class IncidentStore:
     """Incidents, their reports and how often a job was suspected.
 
-    Every method raises StoreError where the database does not answer; then nothing was written.
-
-    Args:
-        url: `postgresql://user:password@host/database`, or "" for SQLite in `folder`.
-        folder: of SQLite's file, `incidents.sqlite`.
-
-    Raises:
-        UnavailableError: it cannot be opened; says why and the remedy, never the password.
+    Every method raises StoreError if the database does not answer; then nothing was written. `url` is
+    `postgresql://user:password@host/database`, or "" for SQLite in `folder`, as `incidents.sqlite`. Raises
+    UnavailableError if it cannot be opened, with the remedy and never the password.
     """
+
+    find = _reads(_find)
+    open_now = _reads(_open_now)
+    get = _reads(_get)
+    names = _reads(_names)
+    count_open = _reads(count_open)
+    suspect_jobs = _reads(_suspect_jobs)
+    totals = _reads(read_totals)
+    take = _writes(tables.take)
+    prune = _writes(tables.prune)
 
     def __init__(self, url: str, folder: Path) -> None:
         self._writing = threading.Lock()  # SQLite has one writer and refuses others
         self._engine = _sqlite(folder / "incidents.sqlite") if not url else _postgresql(url)
         self.name = self._engine.url.render_as_string(hide_password=True)
-        try:
-            with self._engine.begin() as connection:
-                self._prepare(connection)
-        except SQLAlchemyError as error:
-            self._engine.dispose()
-            raise UnavailableError(
-                f"incident history {self.name} cannot be used: {_line(error)}; is incidents.url right, does the "
-                "database exist, and may its user create tables?"
-            ) from error
-        except BaseException:
-            self._engine.dispose()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+        with contextlib.ExitStack() as unless_opened:
+            unless_opened.callback(self.close)
+            try:
+                with self._engine.begin() as connection:
+                    self._prepare(connection)
+            except SQLAlchemyError as error:
+                raise UnavailableError(
+                    f"incident history {self.name} cannot be used: {_line(error)}; is incidents.url right, does the "
+                    "database exist, and may its user create tables?"
+                ) from error
+            unless_opened.pop_all()
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
-
-    def take(self, rows: Sequence[TriggerRow], *, gap_ns: int, oldest_unix_ns: int) -> int:
-        """Put reports into their incidents in one transaction; see `tables.take`."""
-        return self.write(partial(tables.take, rows=rows, gap_ns=gap_ns, oldest_unix_ns=oldest_unix_ns))
-
-    def prune(self, oldest_unix_ns: int) -> int:
-        """Delete some of what was over before a time; call it again until it returns 0."""
-        return self.write(partial(tables.prune, oldest_unix_ns=oldest_unix_ns))
 
     def write(self, work: Callable[[sa.Connection], Answer]) -> Answer:
         """Do some work in one transaction."""
@@ -109,78 +228,8 @@ class IncidentStore:
         except SQLAlchemyError as error:
             raise StoreError(_line(error)) from error
 
-    def find(self, query: IncidentQuery, *, limit: int, after: Place | None = None) -> list[fleet_pb2.Incident]:
-        """Return up to `limit` incidents after a place, the last that began first."""
-        with self._reading() as connection:
-            return incident_messages(connection, _find(connection, query, limit, after))
-
-    def open_now(self, since_unix_ns: int, *, limit: int) -> list[fleet_pb2.Incident]:
-        """Return up to `limit` incidents that are open (`tables.is_open`), the slowest victim now first."""
-        i = tables.incidents.c
-        worst = (i.slow_down_now.is_(None), i.slow_down_now.desc(), i.peak_mn_cpi.is_(None), i.peak_mn_cpi.desc(), i.id)
-        statement = sa.select(tables.incidents).where(tables.is_open(since_unix_ns)).order_by(*worst).limit(limit)
-        with self._reading() as connection:
-            return incident_messages(connection, connection.execute(statement).all())
-
-    def get(self, number: int) -> fleet_pb2.IncidentDetail | None:
-        """Return an incident with its last reports; None where there is none of this number."""
-        advice, r = tables.recommendations.c, tables.reports.c
-        with self._reading() as connection:
-            row = connection.execute(sa.select(tables.incidents).where(tables.incidents.c.id == number)).first()
-            if row is None:
-                return None
-            (incident,) = incident_messages(connection, [row])
-            last = connection.scalar(sa.select(advice.payload).where(advice.incident == number))
-            if last is not None and row.victims_now:  # advice ends with the incident
-                incident.recommendations.extend(agent_pb2.Trigger.FromString(last).recommendations)
-            newest = sa.select(r.payload).where(r.incident == number).order_by(r.unix_ns.desc()).limit(_SHOWN_REPORTS)
-            payloads = connection.scalars(newest).all()
-            reports = [agent_pb2.Trigger.FromString(payload) for payload in reversed(payloads)]
-            detail = fleet_pb2.IncidentDetail(incident=incident, reports=reports)
-            for found in _jobs(connection, 1, "", incident.suspect_job) if incident.suspect_job else ():
-                detail.recurrence.CopyFrom(found)
-            return detail
-
-    def names(self, vms: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return what VMs (UUIDs) were called in incidents, by host, without VMs that have no name there."""
-        v, i = tables.incident_vms.c, tables.incidents.c
-        named = (
-            sa.select(v.vm, i.host, sa.func.max(v.name).label("name"))
-            .join_from(tables.incident_vms, tables.incidents, v.incident == i.id)
-            .where(v.vm.in_(vms), v.name != "")
-            .group_by(v.vm, i.host)
-        )
-        found: dict[str, dict[str, str]] = {}
-        with self._reading() as connection:
-            for row in connection.execute(named):
-                found.setdefault(row.vm, {})[row.host] = row.name
-        return found
-
-    def count_open(self, since_unix_ns: int) -> int:
-        """Return how many incidents are open; see `tables.is_open`."""
-        with self._reading() as connection:
-            return count_open(connection, since_unix_ns)
-
-    def suspect_jobs(self, *, limit: int, after: str = "", job: str = "") -> list[fleet_pb2.SuspectJob]:
-        """Return jobs by name, each with how often it was suspected first and on how many hosts."""
-        with self._reading() as connection:
-            return _jobs(connection, limit, after, job)
-
-    def totals(self, *, since_unix_ns: int, open_since_unix_ns: int, top: int) -> fleet_pb2.Overview:
-        """Count incidents since a time; see `read_totals`."""
-        with self._reading() as connection:
-            return read_totals(connection, since_unix_ns, open_since_unix_ns, top)
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
-        try:
-            with self._engine.connect() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            raise StoreError(_line(error)) from error
-
     def _prepare(self, connection: sa.Connection) -> None:
-        """Make the tables where they are missing; replicas that start together do it one after the other."""
+        """Make missing tables; replicas that start together do it one after the other."""
         if connection.dialect.name == "postgresql":
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": 0x77686975})
         METADATA.create_all(connection)
@@ -239,58 +288,3 @@ def _line(error: SQLAlchemyError) -> str:
     """Return the driver's message as one line, without the statement."""
     cause = getattr(error, "orig", None) or error
     return " ".join(str(cause).split())[:300] or type(cause).__name__
-
-
-def _find(connection: sa.Connection, query: IncidentQuery, limit: int, after: Place | None) -> Sequence[sa.Row[Any]]:
-    i, v = tables.incidents.c, tables.incident_vms.c
-    conditions = []
-    if query.host:
-        conditions.append(i.host == query.host)
-    if query.suspect_job:
-        conditions.append(_has(connection, (v.job == query.suspect_job) & tables.was_first()))
-    if query.victim_job:
-        conditions.append(_has(connection, (v.job == query.victim_job) & (v.role == tables.ROLE_VICTIM)))
-    if query.vm:
-        by_uuid, by_name = (sa.select(v.incident).where(column == query.vm) for column in (v.vm, v.name))
-        conditions.append(i.id.in_(sa.union_all(by_uuid, by_name)))
-    if query.open_since_unix_ns:
-        conditions.append(tables.is_open(query.open_since_unix_ns))
-    if query.until_unix_ns:
-        conditions.append(i.first_unix_ns < min(query.until_unix_ns, _MAX_INT64))
-    if query.since_unix_ns:
-        # A lower bound of the beginning too, so that no index is read to its end.
-        since = min(query.since_unix_ns, _MAX_INT64)
-        begun = connection.scalar(sa.select(sa.func.min(i.first_unix_ns)).where(i.last_unix_ns >= since))
-        if begun is None:
-            return []
-        conditions += [i.last_unix_ns >= since, i.first_unix_ns >= begun]
-    if after is not None:
-        conditions.append(sa.tuple_(i.first_unix_ns, i.id) < sa.tuple_(*after))
-    found = sa.select(tables.incidents).where(*conditions).order_by(i.first_unix_ns.desc(), i.id.desc())
-    return connection.execute(found.limit(limit)).all()
-
-
-def _has(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-    """Return the condition that an incident has such a VM of a job.
-
-    Rare jobs are found by their list of VMs, frequent ones sooner by going through the incidents.
-    """
-    v = tables.incident_vms.c
-    some = sa.select(v.incident).where(mine).limit(_MANY).subquery()
-    if (connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0) < _MANY:
-        return tables.incidents.c.id.in_(sa.select(v.incident).where(mine))
-    return sa.exists().where(mine, v.incident == tables.incidents.c.id)
-
-
-def _jobs(connection: sa.Connection, limit: int, after: str, job: str) -> list[fleet_pb2.SuspectJob]:
-    j = tables.suspect_jobs.c
-    total = sa.func.sum(j.incidents).label("total")
-    first, last = sa.func.min(j.first_unix_ns), sa.func.max(j.last_unix_ns)
-    statement = sa.select(j.job, sa.func.count(), total, first, last).where(j.job > after)
-    if job:
-        statement = statement.where(j.job == job)
-    statement = statement.group_by(j.job).order_by(j.job).limit(limit)
-    return [
-        fleet_pb2.SuspectJob(job=name, hosts=hosts, incidents=int(count), first_unix_ns=began, last_unix_ns=ended)
-        for name, hosts, count, began, ended in connection.execute(statement)
-    ]

@@ -9,32 +9,13 @@ none. An incident is open while its last report is not older than the gap, and n
 """
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    ColumnElement,
-    Connection,
-    Double,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    SmallInteger,
-    Table,
-    Text,
-    case,
-    delete,
-    func,
-    select,
-    text,
-    tuple_,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from central.validation.triggers import TriggerRow, first_suspect
@@ -43,100 +24,106 @@ from whitepanda.v1 import agent_pb2
 ROLE_VICTIM = 0
 ROLE_SUSPECT = 1
 
-METADATA = MetaData()
+METADATA = sa.MetaData()
 #: Of a column `id` that the database numbers: SQLite does so only under this name.
-ROW_ID = BigInteger().with_variant(Integer, "sqlite")
+ROW_ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
-meta = Table("incident_meta", METADATA, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
-reports = Table(
+meta = sa.Table(
+    "incident_meta", METADATA, sa.Column("key", sa.Text, primary_key=True), sa.Column("value", sa.Text, nullable=False)
+)
+reports = sa.Table(
     "incident_reports",
     METADATA,
-    Column("host", Text, primary_key=True),  # of the stream
-    Column("spool_id", Text, primary_key=True),
-    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("incident", BigInteger, nullable=False),
-    Column("unix_ns", BigInteger, nullable=False),
-    Column("payload", LargeBinary, nullable=False),  # whitepanda.v1.Trigger
-    Index("incident_reports_of", "incident", "unix_ns"),
+    sa.Column("host", sa.Text, primary_key=True),  # of the stream
+    sa.Column("spool_id", sa.Text, primary_key=True),
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("incident", sa.BigInteger, nullable=False),
+    sa.Column("unix_ns", sa.BigInteger, nullable=False),
+    sa.Column("payload", sa.LargeBinary, nullable=False),  # whitepanda.v1.Trigger
+    sa.Index("incident_reports_of", "incident", "unix_ns"),
 )
-incidents = Table(
+incidents = sa.Table(
     "incidents",
     METADATA,
-    Column("id", ROW_ID, primary_key=True),
-    Column("host", Text, nullable=False),
-    Column("first_unix_ns", BigInteger, nullable=False),
-    Column("last_unix_ns", BigInteger, nullable=False),
-    Column("victims_now", Integer, nullable=False),  # in the last report; 0 once it is over
-    Column("slow_down_now", Double),  # of the slowest of these; null: none is known
-    Column("reports", BigInteger, nullable=False),
-    Column("peak_mn_cpi", Double),  # null: never known, here and below
-    Column("peak_threshold", Double),
-    Column("found_by", Integer, nullable=False),  # a bit for each analysis, 1 << its number
-    # By the last report that named a suspect, at this time; "" and 0 where none did.
-    Column("suspect_unix_ns", BigInteger, nullable=False),
-    Column("suspect_vm", Text, nullable=False),
-    Index("incidents_by_time", "first_unix_ns", "id"),
-    Index("incidents_by_end", "last_unix_ns", "first_unix_ns"),
-    Index("incidents_by_host", "host", "first_unix_ns", "id"),
-    Index("incidents_by_host_and_end", "host", "last_unix_ns", "first_unix_ns"),
+    sa.Column("id", ROW_ID, primary_key=True),
+    sa.Column("host", sa.Text, nullable=False),
+    sa.Column("first_unix_ns", sa.BigInteger, nullable=False),
+    sa.Column("last_unix_ns", sa.BigInteger, nullable=False),
+    sa.Column("victims_now", sa.Integer, nullable=False),  # in the last report; 0 once it is over
+    sa.Column("slow_down_now", sa.Double),  # of the slowest of these; null: none is known
+    sa.Column("reports", sa.BigInteger, nullable=False),
+    sa.Column("peak_mn_cpi", sa.Double),  # null: never known, here and below
+    sa.Column("peak_threshold", sa.Double),
+    sa.Column("found_by", sa.Integer, nullable=False),  # a bit for each analysis, 1 << its number
+    # By the last report that named a suspect, at this time; "" and 0 if none did.
+    sa.Column("suspect_unix_ns", sa.BigInteger, nullable=False),
+    sa.Column("suspect_vm", sa.Text, nullable=False),
+    sa.Index("incidents_by_time", "first_unix_ns", "id"),
+    sa.Index("incidents_by_end", "last_unix_ns", "first_unix_ns"),
+    sa.Index("incidents_by_host", "host", "first_unix_ns", "id"),
+    sa.Index("incidents_by_host_and_end", "host", "last_unix_ns", "first_unix_ns"),
     sqlite_autoincrement=True,  # a number is never used twice
 )
-incident_vms = Table(
+incident_vms = sa.Table(
     "incident_vms",
     METADATA,
-    Column("incident", BigInteger, primary_key=True, autoincrement=False),
-    Column("role", SmallInteger, primary_key=True, autoincrement=False),
-    Column("vm", Text, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("job", Text, nullable=False),
-    Column("peak", Double),  # a victim's nCPI, a suspect's score; null: there never was one
-    Column("reports", BigInteger, nullable=False),
-    Column("first_reports", BigInteger, nullable=False),  # of a suspect: those that name it first
+    sa.Column("incident", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("role", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("vm", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("job", sa.Text, nullable=False),
+    sa.Column("peak", sa.Double),  # a victim's nCPI, a suspect's score; null: there never was one
+    sa.Column("reports", sa.BigInteger, nullable=False),
+    sa.Column("first_reports", sa.BigInteger, nullable=False),  # of a suspect: those that name it first
     # A victim's worst slow-down; null: none was known.
-    Column("slow_ratio", Double),
-    Column("slow_low", Double),
-    Column("slow_high", Double),
-    Column("slow_model", Text),
-    Index("incident_vms_by_vm", "vm", "incident"),
-    Index("incident_vms_by_name", "name", "incident"),
-    Index("incident_vms_by_job", "job", "role", "incident"),
+    sa.Column("slow_ratio", sa.Double),
+    sa.Column("slow_low", sa.Double),
+    sa.Column("slow_high", sa.Double),
+    sa.Column("slow_model", sa.Text),
+    sa.Index("incident_vms_by_vm", "vm", "incident"),
+    sa.Index("incident_vms_by_name", "name", "incident"),
+    sa.Index("incident_vms_by_job", "job", "role", "incident"),
 )
 #: When contention was last over on a host.
-ends = Table(
-    "incident_ends", METADATA, Column("host", Text, primary_key=True), Column("unix_ns", BigInteger, nullable=False)
+ends = sa.Table(
+    "incident_ends",
+    METADATA,
+    sa.Column("host", sa.Text, primary_key=True),
+    sa.Column("unix_ns", sa.BigInteger, nullable=False),
 )
 #: Recommendations of the last report that had some: one row per incident, so it does not grow with the reports.
-recommendations = Table(
+recommendations = sa.Table(
     "incident_recommendations",
     METADATA,
-    Column("incident", BigInteger, primary_key=True, autoincrement=False),
-    Column("unix_ns", BigInteger, nullable=False),
-    Column("payload", LargeBinary, nullable=False),  # whitepanda.v1.Trigger with these alone
+    sa.Column("incident", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("unix_ns", sa.BigInteger, nullable=False),
+    sa.Column("payload", sa.LargeBinary, nullable=False),  # whitepanda.v1.Trigger with these alone
 )
 #: Counts of the incidents in which some report names a VM of the job first, kept up to date for readers.
-suspect_jobs = Table(
+suspect_jobs = sa.Table(
     "suspect_jobs",
     METADATA,
-    Column("job", Text, primary_key=True),
-    Column("host", Text, primary_key=True, index=True),
-    Column("incidents", BigInteger, nullable=False),
-    Column("first_unix_ns", BigInteger, nullable=False),
-    Column("last_unix_ns", BigInteger, nullable=False),
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("host", sa.Text, primary_key=True, index=True),
+    sa.Column("incidents", sa.BigInteger, nullable=False),
+    sa.Column("first_unix_ns", sa.BigInteger, nullable=False),
+    sa.Column("last_unix_ns", sa.BigInteger, nullable=False),
 )
 
+_KEY = ("host", "spool_id", "sequence", "number")  # of a report
 _LOCK = 0x77686974  # of PostgreSQL's advisory locks: replicas group one after the other
 _PRUNED_AT_ONCE = 500
 #: Parts of a slow-down in columns slow_*, by rank, each with a value below all others.
 _SLOW: dict[str, float | str] = {"ratio": -1.0, "low": -1.0, "high": -1.0, "model": ""}
 
 
-def is_open(since_unix_ns: int) -> ColumnElement[bool]:
+def is_open(since_unix_ns: int) -> sa.ColumnElement[bool]:
     """Return the condition that VMs suffer now: the last report is not older than this, and names victims."""
     return (incidents.c.last_unix_ns >= since_unix_ns) & (incidents.c.victims_now > 0)
 
 
-def was_first() -> ColumnElement[bool]:
+def was_first() -> sa.ColumnElement[bool]:
     """Return the condition on `incident_vms` that some report suspects this VM first, and its job is known."""
     v = incident_vms.c
     return (v.role == ROLE_SUSPECT) & (v.first_reports > 0) & (v.job != "")
@@ -147,14 +134,11 @@ def analyses(bits: int) -> list[str]:
     return [name for name, k in agent_pb2.Analysis.items() if bits >> k & 1]
 
 
-def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, oldest_unix_ns: int) -> int:
-    """Put reports into their incidents, within the caller's transaction, and return how many were new.
+def take(connection: sa.Connection, rows: Iterable[TriggerRow], *, gap_ns: int, oldest_unix_ns: int) -> int:
+    """Put reports, in any order, into their incidents, within the caller's transaction; return how many were new.
 
-    Args:
-        connection: SQLite or PostgreSQL.
-        rows: in any order; those known already change nothing.
-        gap_ns: reports this far apart or less, of one host, are of one incident.
-        oldest_unix_ns: older reports are past the retention and left out.
+    Reports of one host that are `gap_ns` apart or less are of one incident. Those older than `oldest_unix_ns` are past
+    the retention and left out.
     """
     _lock(connection)
     changed: set[str] = set()
@@ -168,15 +152,8 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
             continue
         advice = agent_pb2.Trigger(recommendations=trigger.recommendations)
         trigger.ClearField("recommendations")
-        values = {
-            "host": row.host,
-            "spool_id": row.spool_id,
-            "sequence": row.sequence,
-            "number": row.number,
-            "incident": 0,
-            "unix_ns": row.unix_ns,
-            "payload": trigger.SerializeToString(),
-        }
+        values = {name: getattr(row, name) for name in (*_KEY, "unix_ns")}
+        values |= {"incident": 0, "payload": trigger.SerializeToString()}
         found = connection.execute(
             insert_into(connection, reports).values(values).on_conflict_do_nothing().returning(reports.c.number)
         )
@@ -184,9 +161,8 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
             continue
         new += 1
         number = _incident(connection, row, trigger, gap_ns)
-        key = (reports.c.host == row.host) & (reports.c.spool_id == row.spool_id)
-        key &= (reports.c.sequence == row.sequence) & (reports.c.number == row.number)
-        connection.execute(update(reports).where(key).values(incident=number))
+        key = (reports.c[name] == values[name] for name in _KEY)
+        connection.execute(sa.update(reports).where(*key).values(incident=number))
         _note_vms(connection, number, trigger)
         if advice.recommendations:
             _note_advice(connection, number, row.unix_ns, advice.SerializeToString())
@@ -195,11 +171,11 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
     return new
 
 
-def prune(connection: Connection, oldest_unix_ns: int) -> int:
+def prune(connection: sa.Connection, oldest_unix_ns: int) -> int:
     """Delete some incidents that were over before a time, within the caller's transaction. Returns how many."""
     _lock(connection)
     found = connection.execute(
-        select(incidents.c.id, incidents.c.host)
+        sa.select(incidents.c.id, incidents.c.host)
         .where(incidents.c.last_unix_ns < oldest_unix_ns)
         .order_by(incidents.c.last_unix_ns)
         .limit(_PRUNED_AT_ONCE)
@@ -207,59 +183,64 @@ def prune(connection: Connection, oldest_unix_ns: int) -> int:
     if not found:
         return 0
     numbers = [row.id for row in found]
-    connection.execute(delete(reports).where(reports.c.incident.in_(numbers)))
-    connection.execute(delete(incident_vms).where(incident_vms.c.incident.in_(numbers)))
-    connection.execute(delete(recommendations).where(recommendations.c.incident.in_(numbers)))
-    connection.execute(delete(ends).where(ends.c.unix_ns < oldest_unix_ns))
-    connection.execute(delete(incidents).where(incidents.c.id.in_(numbers)))
+    for table in (reports, incident_vms, recommendations):
+        connection.execute(sa.delete(table).where(table.c.incident.in_(numbers)))
+    connection.execute(sa.delete(ends).where(ends.c.unix_ns < oldest_unix_ns))
+    connection.execute(sa.delete(incidents).where(incidents.c.id.in_(numbers)))
     _count(connection, {row.host for row in found})
     return len(numbers)
 
 
-def _lock(connection: Connection) -> None:
+def _lock(connection: sa.Connection) -> None:
     """Hold other replicas back until this transaction ends; SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
 
-def insert_into(connection: Connection, table: Table) -> Any:
+def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
     """Return the dialect's own INSERT, which knows ON CONFLICT."""
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 
-def _end(connection: Connection, host: str, unix_ns: int) -> bool:
+def upsert(
+    connection: sa.Connection, table: sa.Table, values: Mapping[str, Any], *where: sa.ColumnElement[bool]
+) -> bool:
+    """Insert a row, or replace the values of the row with its key if that meets `where`; return whether it did."""
+    statement = insert_into(connection, table).values(values)
+    key = [column.name for column in table.primary_key]
+    new = {name: statement.excluded[name] for name in values if name not in key}
+    written = statement.on_conflict_do_update(index_elements=key, set_=new, where=sa.and_(True, *where))
+    return connection.execute(written.returning(*table.primary_key)).first() is not None
+
+
+def _end(connection: sa.Connection, host: str, unix_ns: int) -> bool:
     """Note that contention is over on a host at a time; return whether that is news."""
-    statement = insert_into(connection, ends).values(host=host, unix_ns=unix_ns)
-    noted = statement.on_conflict_do_update(
-        index_elements=["host"], set_={"unix_ns": unix_ns}, where=ends.c.unix_ns < unix_ns
-    ).returning(ends.c.host)
-    if connection.execute(noted).first() is None:
+    if not upsert(connection, ends, {"host": host, "unix_ns": unix_ns}, ends.c.unix_ns < unix_ns):
         return False
     i = incidents.c
     before = (i.host == host) & (i.last_unix_ns <= unix_ns) & (i.victims_now > 0)
-    connection.execute(update(incidents).where(before).values(victims_now=0, slow_down_now=None))
+    connection.execute(sa.update(incidents).where(before).values(victims_now=0, slow_down_now=None))
     return True
 
 
-def _incident(connection: Connection, row: TriggerRow, trigger: agent_pb2.Trigger, gap_ns: int) -> int:
+def _incident(connection: sa.Connection, row: TriggerRow, trigger: agent_pb2.Trigger, gap_ns: int) -> int:
     """Put a report into a new incident, one that it extends, or several that it joins; return the incident's number.
 
     Every column is a sum or a maximum over the reports, so their order does not matter.
     """
     i = incidents.c
     near = connection.execute(
-        select(incidents)
+        sa.select(incidents)
         .where(i.host == row.machine, i.last_unix_ns >= row.unix_ns - gap_ns, i.first_unix_ns <= row.unix_ns + gap_ns)
         .order_by(i.id)
-    ).all()
-    parts: list[Mapping[str, Any]] = [_of_report(row, trigger)]
-    parts += [dict(each._mapping) for each in near]  # noqa: SLF001 - its public name
+    ).mappings()
+    parts: list[Mapping[str, Any]] = [_of_report(row, trigger), *map(dict, near)]
     # Unknown (null) ranks below everything.
     first = min(part["first_unix_ns"] for part in parts)
     last, victims, slow_down = max(
         (part["last_unix_ns"], part["victims_now"], part["slow_down_now"] or 0.0) for part in parts
     )
-    over = connection.scalar(select(ends.c.unix_ns).where(ends.c.host == row.machine)) or 0
+    over = connection.scalar(sa.select(ends.c.unix_ns).where(ends.c.host == row.machine)) or 0
     mn_cpi, threshold = max(
         (-math.inf if part["peak_mn_cpi"] is None else part["peak_mn_cpi"], part["peak_threshold"] or 0.0)
         for part in parts
@@ -278,13 +259,13 @@ def _incident(connection: Connection, row: TriggerRow, trigger: agent_pb2.Trigge
         "suspect_unix_ns": suspect_unix_ns,
         "suspect_vm": suspect_vm,
     }
-    if not near:
+    if len(parts) == 1:
         made = connection.execute(incidents.insert().values(values).returning(i.id))
         return int(made.scalar_one())
-    kept = near[0].id
-    for other in near[1:]:
-        _merge(connection, kept, other.id)
-    connection.execute(update(incidents).where(i.id == kept).values(values))
+    kept, *others = (part["id"] for part in parts[1:])
+    for other in others:
+        _merge(connection, kept, other)
+    connection.execute(sa.update(incidents).where(i.id == kept).values(values))
     return int(kept)
 
 
@@ -306,62 +287,65 @@ def _of_report(row: TriggerRow, trigger: agent_pb2.Trigger) -> dict[str, Any]:
 
 
 def _or_none(value: Any) -> Any:
-    """Return a value as columns have it: null where not known."""
+    """Return a value as columns have it: null if not known."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _merge(connection: Connection, kept: int, other: int) -> None:
+def _merge(connection: sa.Connection, kept: int, other: int) -> None:
     """Move the contents of an incident to an earlier one."""
-    connection.execute(update(reports).where(reports.c.incident == other).values(incident=kept))
-    vms = connection.execute(select(incident_vms).where(incident_vms.c.incident == other)).all()
-    _add_vms(connection, [{**vm._mapping, "incident": kept} for vm in vms])  # noqa: SLF001 - its public name
-    connection.execute(delete(incident_vms).where(incident_vms.c.incident == other))
+    connection.execute(sa.update(reports).where(reports.c.incident == other).values(incident=kept))
+    vms = connection.execute(sa.select(incident_vms).where(incident_vms.c.incident == other)).mappings()
+    _add_vms(connection, [{**vm, "incident": kept} for vm in vms])
+    connection.execute(sa.delete(incident_vms).where(incident_vms.c.incident == other))
     mine = recommendations.c.incident == other
-    for advice in connection.execute(select(recommendations).where(mine)).all():
+    for advice in connection.execute(sa.select(recommendations).where(mine)).all():
         _note_advice(connection, kept, advice.unix_ns, advice.payload)
-    connection.execute(delete(recommendations).where(mine))
-    connection.execute(delete(incidents).where(incidents.c.id == other))
+    connection.execute(sa.delete(recommendations).where(mine))
+    connection.execute(sa.delete(incidents).where(incidents.c.id == other))
 
 
-def _note_vms(connection: Connection, incident: int, trigger: agent_pb2.Trigger) -> None:
+def _note_vms(connection: sa.Connection, incident: int, trigger: agent_pb2.Trigger) -> None:
     first = first_suspect(trigger)
-    first_vm = (ROLE_SUSPECT, first.vm) if first is not None else None
+    first_vm = (ROLE_SUSPECT, first.vm) if first else None
     found: dict[tuple[int, str], dict[str, Any]] = {}
-    named: list[tuple[int, agent_pb2.TriggerVictim | agent_pb2.TriggerSuspect, float]] = [
-        (ROLE_VICTIM, v, v.n_cpi) for v in trigger.victims
-    ]
-    named += [(ROLE_SUSPECT, s, s.score) for s in trigger.suspects]
-    for role, vm, peak in named:
+    victims = ((ROLE_VICTIM, v, v.n_cpi) for v in trigger.victims)
+    suspects = ((ROLE_SUSPECT, s, s.score) for s in trigger.suspects)
+    for role, vm, peak in itertools.chain[tuple[int, Any, float]](victims, suspects):
         if (role, vm.vm) not in found:
-            values = {"incident": incident, "role": role, "vm": vm.vm, "name": vm.name, "job": vm.job}
-            values |= {"peak": _or_none(peak), "reports": 1, "first_reports": int((role, vm.vm) == first_vm)}
-            slow = vm.slow_down if isinstance(vm, agent_pb2.TriggerVictim) else None
-            is_known = slow is not None and slow.ratio > 0
-            for part in _SLOW:
-                values[f"slow_{part}"] = _or_none(getattr(slow, part)) if is_known else None
-            found[role, vm.vm] = values
+            slow = vm.slow_down if isinstance(vm, agent_pb2.TriggerVictim) and vm.slow_down.ratio > 0 else None
+            found[role, vm.vm] = {
+                "incident": incident,
+                "role": role,
+                "vm": vm.vm,
+                "name": vm.name,
+                "job": vm.job,
+                "peak": _or_none(peak),
+                "reports": 1,
+                "first_reports": int((role, vm.vm) == first_vm),
+                **{f"slow_{part}": _or_none(getattr(slow, part, None)) for part in _SLOW},
+            }
     _add_vms(connection, list(found.values()))
 
 
-def _add_vms(connection: Connection, vms: list[dict[str, Any]]) -> None:
+def _add_vms(connection: sa.Connection, vms: list[dict[str, Any]]) -> None:
     """Add VMs of reports to their incidents, with one statement: a report may name 256 of them."""
     if not vms:
         return
     statement = insert_into(connection, incident_vms)
     old, new = incident_vms.c, statement.excluded
-    larger = func.max if connection.dialect.name == "sqlite" else func.greatest
-    # By all parts, so that of equal ratios the same interval stays whatever the order of arrival.
+    larger = sa.func.max if connection.dialect.name == "sqlite" else sa.func.greatest
+    # By all parts, so that with equal ratios the same interval stays in any order of arrival.
     new_rank, old_rank = (
-        tuple_(*(func.coalesce(columns[f"slow_{part}"], least) for part, least in _SLOW.items()))
+        sa.tuple_(*(sa.func.coalesce(columns[f"slow_{part}"], least) for part, least in _SLOW.items()))
         for columns in (new, old)
     )
     names = [f"slow_{part}" for part in _SLOW]
-    slow = {name: case((new_rank > old_rank, new[name]), else_=old[name]) for name in names}
+    slow = {name: sa.case((new_rank > old_rank, new[name]), else_=old[name]) for name in names}
     connection.execute(
         statement.on_conflict_do_update(
             index_elements=["incident", "role", "vm"],
             set_={
-                "peak": larger(func.coalesce(old.peak, new.peak), func.coalesce(new.peak, old.peak)),
+                "peak": larger(sa.func.coalesce(old.peak, new.peak), sa.func.coalesce(new.peak, old.peak)),
                 "reports": old.reports + new.reports,
                 "first_reports": old.first_reports + new.first_reports,
                 "name": new.name,
@@ -373,26 +357,20 @@ def _add_vms(connection: Connection, vms: list[dict[str, Any]]) -> None:
     )
 
 
-def _note_advice(connection: Connection, incident: int, unix_ns: int, payload: bytes) -> None:
+def _note_advice(connection: sa.Connection, incident: int, unix_ns: int, payload: bytes) -> None:
     """Keep the newest recommendations, whatever the order in which reports arrive."""
-    statement = insert_into(connection, recommendations).values(incident=incident, unix_ns=unix_ns, payload=payload)
-    new = statement.excluded
-    connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["incident"],
-            set_={"unix_ns": new.unix_ns, "payload": new.payload},
-            where=recommendations.c.unix_ns <= new.unix_ns,
-        )
-    )
+    values = {"incident": incident, "unix_ns": unix_ns, "payload": payload}
+    upsert(connection, recommendations, values, recommendations.c.unix_ns <= unix_ns)
 
 
-def _count(connection: Connection, hosts: Iterable[str]) -> None:
+def _count(connection: sa.Connection, hosts: Iterable[str]) -> None:
     """Count the incidents of each suspected job on some hosts anew."""
     i, v = incidents.c, incident_vms.c
+    counts = (sa.func.count(i.id.distinct()), sa.func.min(i.first_unix_ns), sa.func.max(i.last_unix_ns))
     for host in sorted(hosts):
-        connection.execute(delete(suspect_jobs).where(suspect_jobs.c.host == host))
+        connection.execute(sa.delete(suspect_jobs).where(suspect_jobs.c.host == host))
         counted = (
-            select(v.job, i.host, func.count(i.id.distinct()), func.min(i.first_unix_ns), func.max(i.last_unix_ns))
+            sa.select(v.job, i.host, *counts)
             .select_from(incidents)
             .join(incident_vms, i.id == v.incident)
             .where(i.host == host, was_first())

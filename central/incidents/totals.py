@@ -1,5 +1,7 @@
 """Totals of incident history since a time: by host, by suspected job, in all. Functions of a connection."""
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from central.incidents.tables import incident_vms, incidents, is_open, was_first
@@ -13,22 +15,27 @@ def count_open(connection: sa.Connection, since_unix_ns: int) -> int:
     return int(connection.scalar(count) or 0)
 
 
-def read_totals(connection: sa.Connection, since_unix_ns: int, open_since_unix_ns: int, top: int) -> fleet_pb2.Overview:
-    """Count the incidents that were not over before a time; nothing else of the overview is filled in.
+def whole_sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    """Return a sum as a whole number, also in PostgreSQL, whose sums are decimal numbers."""
+    return sa.cast(sa.func.sum(column), sa.BigInteger)
 
-    Args:
-        connection: SQLite or PostgreSQL.
-        since_unix_ns: of incidents' last reports.
-        open_since_unix_ns: see `tables.is_open`; all open incidents count, also where `since_unix_ns` is later.
-        top: rows of each list.
+
+def read_totals(connection: sa.Connection, since_unix_ns: int, open_since_unix_ns: int, top: int) -> fleet_pb2.Overview:
+    """Count the incidents whose last report is at `since_unix_ns` or later; nothing else of the overview is filled in.
+
+    All open incidents (`tables.is_open`) count as open, even if `since_unix_ns` is later. `top`: rows of each list.
     """
     i, v = incidents.c, incident_vms.c
     recent = i.last_unix_ns >= since_unix_ns
     open_ones = sa.case((is_open(open_since_unix_ns), 1), else_=0)
-    number, reports, last = sa.func.count(), sa.func.sum(i.reports), sa.func.max(i.last_unix_ns)
-    total, hosts = connection.execute(sa.select(number, sa.func.count(sa.distinct(i.host))).where(recent)).one()
+    number, reports, last = sa.func.count(), whole_sum(i.reports), sa.func.max(i.last_unix_ns)
+    counts = {"incidents": number, "open_incidents": whole_sum(open_ones), "reports": reports}
+    counts |= {"peak_mn_cpi": sa.func.max(i.peak_mn_cpi), "last_unix_ns": last}
+    hosts = sa.func.count(sa.distinct(i.host))
+    incidents_in_all, contended_hosts = connection.execute(sa.select(number, hosts).where(recent)).one()
+    # Columns have the names of the messages' fields.
     by_host = (
-        sa.select(i.host, number, sa.func.sum(open_ones), reports, sa.func.max(i.peak_mn_cpi), last)
+        sa.select(i.host, *(column.label(name) for name, column in counts.items()))
         .where(recent)
         .group_by(i.host)
         .order_by(reports.desc(), i.host)
@@ -36,7 +43,7 @@ def read_totals(connection: sa.Connection, since_unix_ns: int, open_since_unix_n
     )
     in_all = sa.func.count(sa.distinct(i.id))
     by_job = (
-        sa.select(v.job, in_all, sa.func.count(sa.distinct(i.host)), last)
+        sa.select(v.job, in_all.label("incidents"), hosts.label("hosts"), last.label("last_unix_ns"))
         .select_from(incidents)
         .join(incident_vms, v.incident == i.id)
         .where(recent, was_first())
@@ -45,22 +52,12 @@ def read_totals(connection: sa.Connection, since_unix_ns: int, open_since_unix_n
         .limit(top)
     )
     return fleet_pb2.Overview(
-        incidents=int(total),
+        incidents=incidents_in_all,
         open_incidents=count_open(connection, open_since_unix_ns),
-        contended_hosts=int(hosts),
+        contended_hosts=contended_hosts,
         contended=[
-            fleet_pb2.HostContention(
-                host=host,
-                incidents=int(count),
-                open_incidents=int(still_open),
-                reports=int(reported),
-                peak_mn_cpi=or_nan(peak),
-                last_unix_ns=last_unix_ns,
-            )
-            for host, count, still_open, reported, peak, last_unix_ns in connection.execute(by_host)
+            fleet_pb2.HostContention(**{**row, "peak_mn_cpi": or_nan(row["peak_mn_cpi"])})
+            for row in connection.execute(by_host).mappings()
         ],
-        antagonists=[
-            fleet_pb2.Antagonist(job=job, incidents=int(count), hosts=int(on), last_unix_ns=last_unix_ns)
-            for job, count, on, last_unix_ns in connection.execute(by_job)
-        ],
+        antagonists=[fleet_pb2.Antagonist(**row) for row in connection.execute(by_job).mappings()],
     )

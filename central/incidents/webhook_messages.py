@@ -25,23 +25,17 @@ _SHOWN = 5  # VMs of each kind by name; the incident has all
 def firing(incident: fleet_pb2.Incident, incident_url: str, before: str = "") -> str:
     """Return the message of an ongoing incident, one line of JSON.
 
-    Args:
-        incident: with its VMs, the worst first.
-        incident_url: where people see it, `{id}` is its number; "" for nowhere.
-        before: the previous message from here, whose labels and beginning stay; "" where there was none.
+    `incident_url` is where people see it, `{id}` is its number; "" for nowhere. `before` is the previous message from
+    here, whose labels and beginning stay; "" if there was none.
     """
     alert = _alert(incident, incident_url, "firing", _NOT_OVER)
     return _message(alert | (_identity(before) if before else {}), incident_url)
 
 
 def resolved(incident: fleet_pb2.Incident | None, before: str, incident_url: str, *, ended_unix_ns: int) -> str:
-    """Return the message that an incident is over, one line of JSON.
+    """Return the message that an incident is over, one line of JSON; `before` is the message from `firing`.
 
-    Args:
-        incident: as it is now; None where it is gone: forgotten, or part of an earlier one.
-        before: the message from `firing`, whose labels and beginning stay.
-        incident_url: as there.
-        ended_unix_ns: when an incident that is gone ended.
+    The incident is None if it is gone (forgotten, or part of an earlier one); then it ended at `ended_unix_ns`.
     """
     if incident is None:
         alert = json.loads(before)["alerts"][0] | {"status": "resolved", "endsAt": _time(ended_unix_ns)}
@@ -112,6 +106,8 @@ def _summary(incident: fleet_pb2.Incident) -> str:
 
 def _description(incident: fleet_pb2.Incident) -> str:
     found = found_by(incident.found_by)
+    peak, threshold = incident.peak_mn_cpi, incident.peak_threshold
+    above = "" if math.isnan(threshold) else f", threshold {threshold:.3g}"
     parts = [
         f"found {found}" if found else "",
         _listed("victims (slow-down)", [_victim(vm) for vm in incident.victims]),
@@ -120,17 +116,10 @@ def _description(incident: fleet_pb2.Incident) -> str:
             [named(vm) + ("" if math.isnan(vm.peak) else f" (score {vm.peak:.3g})") for vm in incident.suspects],
         ),
         f"{incident.reports} report{'s' if incident.reports != 1 else ''}",
-        _mean_n_cpi(incident),
+        "" if math.isnan(peak) else f"mean nCPI up to {peak:.3g}{above}",
         f"more: whitepanda incidents show {incident.id}",
     ]
     return "; ".join(part for part in parts if part)
-
-
-def _mean_n_cpi(incident: fleet_pb2.Incident) -> str:
-    if math.isnan(incident.peak_mn_cpi):
-        return ""
-    threshold = "" if math.isnan(incident.peak_threshold) else f", threshold {incident.peak_threshold:.3g}"
-    return f"mean nCPI up to {incident.peak_mn_cpi:.3g}{threshold}"
 
 
 def _victim(vm: fleet_pb2.IncidentVm) -> str:

@@ -5,7 +5,6 @@ import hashlib
 import hmac
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,7 +25,7 @@ _MAX_DELAY_S = 3600.0  # that a receiver may ask for
 class Answer:
     """A receiver's answer to a message."""
 
-    why: str = ""  # it was not taken; "" where it was
+    why: str = ""  # it was not taken; "" if it was
     is_final: bool = False  # it will never be taken
     delay_s: float = 0.0  # how long the receiver asks to be left alone
 
@@ -34,34 +33,18 @@ class Answer:
 class Sender:
     """Posts to one URL, over connections that it keeps.
 
-    Args:
-        url: of the receiver.
-        ca: PEM file of the CAs of its certificate; "" for the system's.
-        secret_file: the key of signatures, read for each message, so it may change; "" for no signature.
-        timeout_s: from connecting to the end of the answer.
-        clock_s: seconds since 1970, for the signature.
-
-    Raises:
-        ConfigError: `url` or `secret_file` cannot be used.
-        TlsError: `ca` cannot be used.
+    `ca` is a PEM file of the CAs of the receiver's certificate; "" for the system's. `secret_file` has the key of
+    signatures and is read for each message, so it may change; "" for no signature. `timeout_s` is from connecting to
+    the end of the answer. Raises ConfigError if the URL or `secret_file` cannot be used, TlsError if `ca` cannot.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        ca: str = "",
-        secret_file: str = "",
-        timeout_s: float = 10.0,
-        clock_s: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, url: str, *, ca: str = "", secret_file: str = "", timeout_s: float = 10.0) -> None:
         try:
             self._url = httpx.URL(url)
         except httpx.InvalidURL as error:
             raise ConfigError(f"webhooks.urls: the one to {receiver_names((url,))[0]}: {error}") from error
         self._secret_file = Path(secret_file) if secret_file else None
         self._timeout_s = timeout_s
-        self._clock_s = clock_s
         if self._secret_file is not None:
             read_secret(self._secret_file, "webhooks.secret_file")
         # No proxy and no password from the environment: only the configuration counts.
@@ -83,7 +66,7 @@ class Sender:
         headers = {"Content-Type": "application/json"}
         try:
             if self._secret_file is not None:
-                timestamp = str(int(self._clock_s()))
+                timestamp = str(int(time.time()))
                 signature = sign(read_secret(self._secret_file, "webhooks.secret_file"), timestamp, body)
                 headers |= {TIMESTAMP: timestamp, SIGNATURE: signature}
             async with (

@@ -1,92 +1,68 @@
-"""Webhook notices that wait, kept beside incident history: they survive a kill, and replicas share them.
+"""Webhook notices that wait, kept in incident history's database: they survive a kill, and replicas share them.
 
 Each receiver (a URL) has notices, sent in their order, and a list of the incidents that it was sent as ongoing. Of
 several replicas with one database, the holder of the receiver's lease makes and sends them.
 """
 
-from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import BigInteger, Column, Connection, Index, Table, Text, delete, func, select, text
+import sqlalchemy as sa
 
 from central.incidents import webhook_messages
 from central.incidents.messages import incident_messages
-from central.incidents.tables import METADATA, ROW_ID, incidents, insert_into, is_open
+from central.incidents.tables import METADATA, ROW_ID, incidents, is_open, upsert
 
 _AT_ONCE = 200  # incidents in one transaction
 
-receivers = Table(
+receivers = sa.Table(
     "webhook_receivers",
     METADATA,
-    Column("receiver", Text, primary_key=True),  # a digest of its URL, which may hold a secret
-    Column("holder", Text, nullable=False),  # the replica that sends to it
-    Column("until_unix_ns", BigInteger, nullable=False),  # by the database's clock, where it has one
+    sa.Column("receiver", sa.Text, primary_key=True),  # a digest of its URL, which may hold a secret
+    sa.Column("holder", sa.Text, nullable=False),  # the replica that sends to it
+    sa.Column("until_unix_ns", sa.BigInteger, nullable=False),  # by the database's clock, if it has one
 )
-notices = Table(
+notices = sa.Table(
     "webhook_notices",
     METADATA,
-    Column("id", ROW_ID, primary_key=True),
-    Column("receiver", Text, nullable=False),
-    Column("created_unix_ns", BigInteger, nullable=False),
-    Column("message", Text, nullable=False),
-    Index("webhook_notices_by_receiver", "receiver", "id"),
+    sa.Column("id", ROW_ID, primary_key=True),
+    sa.Column("receiver", sa.Text, nullable=False),
+    sa.Column("created_unix_ns", sa.BigInteger, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Index("webhook_notices_by_receiver", "receiver", "id"),
     sqlite_autoincrement=True,  # a number is never used twice
 )
 #: Incidents that the receiver knows as ongoing, or will by a notice that waits.
-sent = Table(
+sent = sa.Table(
     "webhook_told",
     METADATA,
-    Column("receiver", Text, primary_key=True),
-    Column("incident", BigInteger, primary_key=True, autoincrement=False),
-    Column("message", Text, nullable=False),
-    Column("suspect_vm", Text, nullable=False),  # the suspect in the message; "" for none
+    sa.Column("receiver", sa.Text, primary_key=True),
+    sa.Column("incident", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("suspect_vm", sa.Text, nullable=False),  # the suspect in the message; "" for none
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """What is sent to a receiver: `message` is JSON."""
-
-    id: int
-    created_unix_ns: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """How many notices wait for a receiver, and since when the oldest does (0: none)."""
-
-    count: int = 0
-    oldest_unix_ns: int = 0
-
-
-def claim(connection: Connection, receiver: str, holder: str, *, lease_ns: int, now_unix_ns: int) -> bool:
+def claim(connection: sa.Connection, receiver: str, holder: str, *, lease_ns: int, now_unix_ns: int) -> bool:
     """Take or renew a receiver's lease, at most once per half of its length; return whether `holder` has it."""
     now_unix_ns = _now(connection, now_unix_ns)
     r = receivers.c
-    row = connection.execute(select(receivers).where(r.receiver == receiver)).first()
+    row = connection.execute(sa.select(receivers).where(r.receiver == receiver)).first()
     if row is not None and row.holder == holder and row.until_unix_ns - now_unix_ns > lease_ns // 2:
         return True
-    statement = insert_into(connection, receivers).values(
-        receiver=receiver, holder=holder, until_unix_ns=now_unix_ns + lease_ns
-    )
-    taken = statement.on_conflict_do_update(
-        index_elements=["receiver"],
-        set_={"holder": holder, "until_unix_ns": now_unix_ns + lease_ns},
-        where=(r.holder == holder) | (r.until_unix_ns < now_unix_ns),
-    ).returning(r.receiver)
-    return connection.execute(taken).first() is not None
+    values = {"receiver": receiver, "holder": holder, "until_unix_ns": now_unix_ns + lease_ns}
+    return upsert(connection, receivers, values, (r.holder == holder) | (r.until_unix_ns < now_unix_ns))
 
 
-def _now(connection: Connection, now_unix_ns: int) -> int:
-    """Return the time of leases: the database's, where replicas with clocks of their own share it."""
+def _now(connection: sa.Connection, now_unix_ns: int) -> int:
+    """Return the time of leases: PostgreSQL's, as replicas have different clocks."""
     if connection.dialect.name != "postgresql":
         return now_unix_ns
-    found = connection.scalar(text("SELECT (extract(epoch FROM clock_timestamp()) * 1e9)::bigint"))
+    found = connection.scalar(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1e9)::bigint"))
     return int(found or 0)
 
 
 def change(
-    connection: Connection,
+    connection: sa.Connection,
     receiver: str,
     *,
     open_since_unix_ns: int,
@@ -96,33 +72,24 @@ def change(
 ) -> int:
     """Make a receiver's notices of incidents that have begun or ended since the last ones, in the caller's transaction.
 
-    An incident without a suspect is sent again once there is one.
-
-    Args:
-        connection: of the holder of its lease.
-        receiver: its digest.
-        open_since_unix_ns: an incident is sent while it is open (`tables.is_open`). Its end is sent once its last
-            report is older than this, not as soon as the host reports it: the VMs may suffer again within the gap.
-        now_unix_ns: the time.
-        incident_url: as in `webhook_messages.firing`.
-        max_waiting: the oldest notices beyond this many are dropped.
-
-    Returns:
-        How many were dropped.
+    The caller holds the receiver's lease. An incident is sent while it is open (`tables.is_open`), and again once it
+    has a suspect. Its end is sent once its last report is older than `open_since_unix_ns`, not as soon as the host
+    reports it: the VMs may suffer again within the gap. Returns how many notices beyond `max_waiting`, the oldest ones,
+    were dropped.
     """
     mine = sent.c.receiver == receiver
     i = incidents.c
     is_new = sent.c.incident.is_(None)
     has_suspect_now = (sent.c.suspect_vm == "") & (i.suspect_vm != "")
     begun = connection.execute(
-        select(incidents, sent.c.message.label("before"))
+        sa.select(incidents, sent.c.message.label("before"))
         .outerjoin(sent, mine & (sent.c.incident == i.id))
         .where(is_open(open_since_unix_ns), is_new | has_suspect_now)
         .order_by(i.first_unix_ns, i.id)
         .limit(_AT_ONCE)
     ).all()
     over = connection.execute(
-        select(sent.c.incident, sent.c.message, i.id)
+        sa.select(sent.c.incident, sent.c.message, i.id)
         .outerjoin(incidents, i.id == sent.c.incident)
         .where(mine, i.id.is_(None) | (i.last_unix_ns < open_since_unix_ns))
         .order_by(sent.c.incident)
@@ -130,60 +97,43 @@ def change(
     ).all()
     if not begun and not over:
         return 0
-    ended = connection.execute(select(incidents).where(i.id.in_([row.incident for row in over]))).all()
+    ended = connection.execute(sa.select(incidents).where(i.id.in_([row.incident for row in over]))).all()
     known = {one.id: one for one in incident_messages(connection, [*ended, *begun])}
     new = []
     for row in over:
         incident = known.get(row.incident)
         new.append(webhook_messages.resolved(incident, row.message, incident_url, ended_unix_ns=now_unix_ns))
-        connection.execute(delete(sent).where(mine, sent.c.incident == row.incident))
+        connection.execute(sa.delete(sent).where(mine, sent.c.incident == row.incident))
     for row in begun:
         new.append(webhook_messages.firing(known[row.id], incident_url, row.before or ""))
-        statement = insert_into(connection, sent).values(
-            receiver=receiver, incident=row.id, message=new[-1], suspect_vm=row.suspect_vm
-        )
-        said = {"message": statement.excluded.message, "suspect_vm": statement.excluded.suspect_vm}
-        connection.execute(statement.on_conflict_do_update(index_elements=["receiver", "incident"], set_=said))
+        values = {"receiver": receiver, "incident": row.id, "message": new[-1], "suspect_vm": row.suspect_vm}
+        upsert(connection, sent, values)
     rows = [{"receiver": receiver, "created_unix_ns": now_unix_ns, "message": message} for message in new]
     connection.execute(notices.insert(), rows)
-    return _cut(connection, receiver, max_waiting)
+    waiting_here = notices.c.receiver == receiver
+    newest = sa.select(notices.c.id).where(waiting_here).order_by(notices.c.id.desc())
+    last_kept = connection.scalar(newest.offset(max_waiting - 1).limit(1)) or 0
+    return connection.execute(sa.delete(notices).where(waiting_here, notices.c.id < last_kept)).rowcount
 
 
-def _cut(connection: Connection, receiver: str, at_most: int) -> int:
-    mine = notices.c.receiver == receiver
-    newest = select(notices.c.id).where(mine).order_by(notices.c.id.desc())
-    last_kept = connection.scalar(newest.offset(at_most - 1).limit(1))
-    if last_kept is None:
-        return 0
-    return connection.execute(delete(notices).where(mine, notices.c.id < last_kept)).rowcount
+def waiting(connection: sa.Connection, receiver: str) -> tuple[int, int, sa.Row[Any] | None]:
+    """Return how many notices wait for a receiver, since when the oldest does (0: none), and the next one."""
+    n, mine = notices.c, notices.c.receiver == receiver
+    count, oldest = connection.execute(sa.select(sa.func.count(), sa.func.min(n.created_unix_ns)).where(mine)).one()
+    following = sa.select(notices).where(mine).order_by(n.id).limit(1)
+    return int(count), int(oldest or 0), connection.execute(following).first() if count else None
 
 
-def first(connection: Connection, receiver: str) -> Notice | None:
-    """Return a receiver's next notice; None where none waits."""
-    n = notices.c
-    waiting_ones = select(n.id, n.created_unix_ns, n.message).where(n.receiver == receiver)
-    row = connection.execute(waiting_ones.order_by(n.id).limit(1)).first()
-    return None if row is None else Notice(row.id, row.created_unix_ns, row.message)
-
-
-def forget(connection: Connection, notice: Notice) -> None:
+def forget(connection: sa.Connection, notice: int) -> None:
     """Delete a notice that was sent or is given up."""
-    connection.execute(delete(notices).where(notices.c.id == notice.id))
+    connection.execute(sa.delete(notices).where(notices.c.id == notice))
 
 
-def waiting(connection: Connection, receiver: str) -> Waiting:
-    """Count what waits for a receiver."""
-    n = notices.c
-    counted = select(func.count(), func.min(n.created_unix_ns)).where(n.receiver == receiver)
-    count, oldest = connection.execute(counted).one()
-    return Waiting(int(count), int(oldest or 0))
-
-
-def forget_receivers(connection: Connection, *, unclaimed_for_ns: int, now_unix_ns: int) -> int:
+def forget_receivers(connection: sa.Connection, *, unclaimed_for_ns: int, now_unix_ns: int) -> int:
     """Delete receivers that no central has claimed for so long; return how many."""
     before = _now(connection, now_unix_ns) - unclaimed_for_ns
-    gone = select(receivers.c.receiver).where(receivers.c.until_unix_ns < before)
+    gone = sa.select(receivers.c.receiver).where(receivers.c.until_unix_ns < before)
     names = list(connection.scalars(gone))
     for table in (notices, sent, receivers):
-        connection.execute(delete(table).where(table.c.receiver.in_(names)))
+        connection.execute(sa.delete(table).where(table.c.receiver.in_(names)))
     return len(names)

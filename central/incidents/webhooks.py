@@ -5,6 +5,7 @@ was killed is sent once more.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import random
 import time
@@ -12,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from central.config import WebhooksSection
 from central.incidents import webhook_tables
@@ -54,18 +56,16 @@ class _Receiver:
     delivered: int = 0
     failed: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    waiting: webhook_tables.Waiting = field(default_factory=webhook_tables.Waiting)
+    waiting: int = 0  # notices
+    oldest_unix_ns: int = 0  # of these; 0: none
 
 
 class Webhooks:
     """All receivers of one central.
 
     `holder` is this central's own name, its journal's `origin`: after a restart with it, leases still hold. An incident
-    is over after `gap_ns` without a report. `timing` and `rng` (jitter) are for tests.
-
-    Raises:
-        ConfigError: `webhooks.secret_file` cannot be used.
-        TlsError: `webhooks.ca` cannot be used.
+    is over after `gap_ns` without a report. `timing` is for tests. Raises ConfigError if
+    `webhooks.secret_file` cannot be used, TlsError if `webhooks.ca` cannot.
     """
 
     def __init__(
@@ -77,7 +77,6 @@ class Webhooks:
         gap_ns: int,
         clock_unix_ns: Callable[[], int] = time.time_ns,
         timing: Timing | None = None,
-        rng: random.Random | None = None,
     ) -> None:
         self._section = section
         self._store = store
@@ -85,7 +84,6 @@ class Webhooks:
         self._gap_ns = gap_ns
         self._clock = clock_unix_ns
         self._timing = timing or Timing()
-        self._rng = rng or random.Random()  # noqa: S311 - jitter is not a secret
         self._news: dict[str, asyncio.Event] = {}
         self._log = log.get("webhooks")
         names = receiver_names(section.urls)
@@ -121,8 +119,8 @@ class Webhooks:
                 delivered=one.delivered,
                 failed_attempts=one.failed,
                 dropped=[agent_pb2.RejectedRows(reason=reason, count=one.dropped[reason]) for reason in DROP_REASONS],
-                waiting=one.waiting.count,
-                oldest_waiting_unix_ns=one.waiting.oldest_unix_ns,
+                waiting=one.waiting,
+                oldest_waiting_unix_ns=one.oldest_unix_ns,
                 last_error=one.error,
             )
             for one in self._receivers
@@ -145,11 +143,8 @@ class Webhooks:
                 await asyncio.sleep(self._timing.last_retry_s)
                 continue
             if pause_s > 0:
-                try:
-                    async with asyncio.timeout(pause_s):
-                        await news.wait()
-                except TimeoutError:
-                    pass
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), pause_s)
 
     async def _turn(self, receiver: _Receiver) -> float:
         """Make new notices and post the next one, if it is due; return how long to wait before the next turn."""
@@ -165,9 +160,9 @@ class Webhooks:
         if not answer.why or answer.is_final:
             receiver.attempts, receiver.due_s = 0, 0.0
             if answer.is_final:
-                await self._give_up(receiver, notice, "refused", answer.why)
+                await self._give_up(receiver, notice.id, "refused", answer.why)
             else:
-                await in_own_thread(self._store.write, partial(webhook_tables.forget, notice=notice))
+                await self._forget(notice.id)
                 receiver.delivered += 1
             self._set_error(receiver, "")
             return 0.0
@@ -175,18 +170,18 @@ class Webhooks:
         receiver.due_s = time.monotonic() + self._delay_s(receiver, answer)
         receiver.attempts += 1
         if self._clock() - notice.created_unix_ns > self._section.retry_for_s * 1e9:
-            await self._give_up(receiver, notice, "expired", answer.why)
+            await self._give_up(receiver, notice.id, "expired", answer.why)
         return min(self._timing.poll_s, self._timing.first_retry_s)
 
-    def _look(self, receiver: _Receiver) -> webhook_tables.Notice | None:
-        """Make new notices; return the next one, None where there is none or another replica has the lease."""
+    def _look(self, receiver: _Receiver) -> sa.Row[Any] | None:
+        """Make new notices; return the next one, None if none waits or another replica has the lease."""
 
-        def look(connection: Connection) -> tuple[bool, int, webhook_tables.Waiting, webhook_tables.Notice | None]:
+        def look(connection: sa.Connection) -> tuple[bool, int, int, int, sa.Row[Any] | None]:
             section, now = self._section, self._clock()
             # Renewed before each post; twice the time, for a database that answers late.
             lease_ns = round(2 * (section.timeout_s + self._timing.lease_s) * 1e9)
             if not webhook_tables.claim(connection, receiver.key, self._holder, lease_ns=lease_ns, now_unix_ns=now):
-                return False, 0, webhook_tables.Waiting(), None
+                return False, 0, 0, 0, None
             dropped = webhook_tables.change(
                 connection,
                 receiver.key,
@@ -195,10 +190,9 @@ class Webhooks:
                 incident_url=section.incident_url,
                 max_waiting=section.max_waiting,
             )
-            waiting = webhook_tables.waiting(connection, receiver.key)
-            return (True, dropped, waiting, webhook_tables.first(connection, receiver.key) if waiting.count else None)
+            return True, dropped, *webhook_tables.waiting(connection, receiver.key)
 
-        receiver.is_leased, dropped, receiver.waiting, notice = self._store.write(look)
+        receiver.is_leased, dropped, receiver.waiting, receiver.oldest_unix_ns, notice = self._store.write(look)
         if dropped:
             receiver.dropped["too_many"] += dropped
             message = "too many notices wait for a webhook; the oldest are dropped"
@@ -208,13 +202,15 @@ class Webhooks:
     def _delay_s(self, receiver: _Receiver, answer: Answer) -> float:
         timing = self._timing
         ceiling_s = min(timing.last_retry_s, timing.first_retry_s * 2.0 ** min(receiver.attempts, 30))
-        return max(answer.delay_s, ceiling_s * self._rng.uniform(0.5, 1.0))
+        return max(answer.delay_s, ceiling_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter is not a secret
 
-    async def _give_up(self, receiver: _Receiver, notice: webhook_tables.Notice, reason: str, why: str) -> None:
+    async def _forget(self, notice: int) -> None:
         await in_own_thread(self._store.write, partial(webhook_tables.forget, notice=notice))
+
+    async def _give_up(self, receiver: _Receiver, notice: int, reason: str, why: str) -> None:
+        await self._forget(notice)
         receiver.dropped[reason] += 1
-        message = "a webhook's notice is given up"
-        self._log.error(message, receiver=receiver.name, reason=reason, why=why, notice=notice.id)
+        self._log.error("a webhook's notice is given up", receiver=receiver.name, reason=reason, why=why, notice=notice)
 
     async def _tidy(self) -> None:
         """Forget receivers that no central has claimed for a month, now and daily."""

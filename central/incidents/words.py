@@ -17,15 +17,15 @@ def slow_down(one: agent_pb2.Degradation) -> str:
 
 
 def slow_down_or_why(one: agent_pb2.Degradation) -> str:
-    """Return a slow-down with its interval; where it is not known "-", with the reason where there is one."""
+    """Return a slow-down with its interval; "-" if it is not known, with the reason if known."""
     return slow_down(one) or (f"- ({one.cannot_tell})" if one.cannot_tell else "-")
 
 
 def found_by(analyses: Iterable[int]) -> str:
-    """Return which analyses found a victim; "" where no report said so."""
+    """Return which analyses found a victim; "" if no report said so."""
     return " and ".join(f"by {words}" for analysis, words in _ANALYSES.items() if analysis in set(analyses))
 
 
 def named(vm: fleet_pb2.IncidentVm) -> str:
-    """Return a VM's name (its UUID where it has none) and its job."""
+    """Return a VM's name (its UUID if it has none) and its job."""
     return f"{vm.name or vm.vm} of job {vm.job}"

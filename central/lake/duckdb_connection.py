@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from central.lake.errors import LakeError
+
 if TYPE_CHECKING:
     import duckdb
 
@@ -49,3 +51,15 @@ def answering(memory_limit_mib: int, threads: int = 1) -> Iterator[Any]:
             yield connection
         finally:
             connection.disconnect()
+
+
+@contextlib.contextmanager
+def reading(lake: str, memory_limit_mib: int, threads: int = 1) -> Iterator[Any]:
+    """Yield an Ibis connection for one question about a lake; raises LakeError, with its name, if that fails."""
+    try:
+        with answering(memory_limit_mib, threads) as connection:
+            yield connection
+    except LakeError:
+        raise
+    except Exception as error:  # the engine's own kinds differ by back end
+        raise LakeError(f"{lake}: cannot be read: {str(error).partition(chr(10))[0]}") from error

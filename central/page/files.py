@@ -4,8 +4,7 @@ import gzip
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -48,19 +47,13 @@ class PageFile:
 
 def read_files() -> list[PageFile]:
     """Read all files of the page, by path."""
-    return sorted(_below(resources.files(__package__) / "static", ""), key=lambda file: file.path)
-
-
-def _below(folder: Traversable, prefix: str) -> list[PageFile]:
+    static = Path(__file__).with_name("static")
     found = []
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            found += _below(entry, f"{prefix}{entry.name}/")
-            continue
-        content = entry.read_bytes()
-        kind = _TYPES["." + entry.name.rpartition(".")[2]]
+    for file in sorted(file for file in static.rglob("*") if file.is_file()):
+        content, kind = file.read_bytes(), _TYPES["." + file.name.rpartition(".")[2]]
         etag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
-        found.append(PageFile(prefix + entry.name, content, gzip.compress(content, 9, mtime=0), kind, etag))
+        path = file.relative_to(static).as_posix()
+        found.append(PageFile(path, content, gzip.compress(content, 9, mtime=0), kind, etag))
     return found
 
 

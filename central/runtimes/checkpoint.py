@@ -1,9 +1,7 @@
-"""What a fit has trained so far, in a file beside the model: a stopped fit continues after its last member."""
+"""What a fit has trained so far, in a file next to the model: a stopped fit continues after its last member."""
 
 import hashlib
 import json
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,14 +20,13 @@ _FORMAT = "whitepanda-runtime-partial-1"
 
 
 class Checkpoint:
-    """A file with the members trained so far, rewritten after each of them.
+    """A file with the members trained so far, rewritten after each of them; `show` is called with lines about it.
 
     Its name is the model file's with `.partial` appended. A model that goes to a device, a pipe or a link has none. If
     it cannot be written, the fit continues but cannot be resumed.
     """
 
     def __init__(self, model: Path, show: Callable[[str], None]) -> None:
-        """Take the model's file, and a function that shows a line about the checkpoint."""
         is_plain = not model.is_symlink() and (model.is_file() or not model.exists())
         self.path = model.with_name(f"{model.name}.partial") if is_plain else None
         self._show = show
@@ -43,9 +40,7 @@ class Checkpoint:
             return []
         try:
             found, of_digest = _read(self.path)
-        except (
-            OSError, KeyError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
-        ):  # fmt: skip
+        except (OSError, KeyError, ValueError, TypeError):
             self._show(f"warning: {self.path}: not a whitepanda checkpoint, left as is; this fit cannot be resumed")
             self.path = None
             return []

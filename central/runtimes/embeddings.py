@@ -56,16 +56,14 @@ def embed(model: Model) -> tuple[Embedded, Embedded]:
     """
     members, rank = model.members, model.members.shape.rank
 
-    def beside(names: Names, values: Singles) -> Floats:
-        """Turn (members, names, width) into (names, members * rank)."""
+    def embedded(kind: str, names: Names, values: Singles) -> Embedded:
+        """Turn values (members, names, width) into (names, members * rank)."""
         found: Floats = values[..., :rank].astype(np.float64).transpose(1, 0, 2).reshape(len(names), -1)
         found /= np.sqrt(len(members))
-        return found
+        return Embedded(kind, names.names, found)
 
-    return (
-        Embedded("workload", model.workloads.names, beside(model.workloads, members.workload)),
-        Embedded("platform", model.platforms.names, beside(model.platforms, members.platform)),
-    )
+    workloads = embedded("workload", model.workloads, members.workload)
+    return workloads, embedded("platform", model.platforms, members.platform)
 
 
 def as_table(parts: Sequence[Embedded]) -> pa.Table:
@@ -87,14 +85,10 @@ def read_groups(path: Path) -> dict[tuple[str, str], str]:
     """
     table = UserTable(path)
     table.require("name", "group")
-    columns = table.cells
-    kinds = columns["kind"].to_pylist() if "kind" in columns.column_names else [""] * columns.num_rows
+    names, groups = table.names("name"), table.names("group")
+    kinds = table.texts("kind") if "kind" in table.columns else np.full(len(names), "")
     found: dict[tuple[str, str], str] = {}
-    rows = zip(kinds, columns["name"].to_pylist(), columns["group"].to_pylist(), strict=True)
-    for row, values in enumerate(rows, 1):
-        kind, name, group = (str("" if value is None else value).strip() for value in values)
-        if not name or not group:
-            raise InputError(f"{path}: row {row} has no {'group' if name else 'name'}")
+    for row, (kind, name, group) in enumerate(zip(kinds.tolist(), names.tolist(), groups.tolist(), strict=True), 1):
         if kind not in ("", "workload", "platform"):
             raise InputError(f"{path}: row {row}: kind must be workload or platform (value {kind})")
         if found.setdefault((kind, name), group) != group:
@@ -124,10 +118,8 @@ def neighbours(values: Floats, groups: Sequence[str], seed: int) -> Neighbours:
     n = len(labels)
     share = float((labels == labels[nearest]).mean())
     random = np.random.default_rng(seed)
-    dealt = np.empty(_SHUFFLES)
-    for deal in range(_SHUFFLES):
-        some = random.permutation(labels)
-        dealt[deal] = (some == some[nearest]).mean()
+    deals = (random.permutation(labels) for _ in range(_SHUFFLES))
+    dealt = np.array([(some == some[nearest]).mean() for some in deals])
     low, high = np.quantile(dealt, [(1 - _SHOWN_SHARE) / 2, (1 + _SHOWN_SHARE) / 2])
     chance = float((sizes * (sizes - 1)).sum() / (n * (n - 1)))
     p = float((1 + (dealt >= share).sum()) / (1 + _SHUFFLES))

@@ -7,19 +7,9 @@ import numpy as np
 
 from central.models.groups import Floats
 from central.models.pitot import Rows
-from central.runtimes.model import Model
 
 #: Of a normal distribution, two-sided.
 _Z_95 = 1.959964
-
-
-def measure_model(
-    model: Model, rows: Rows, log_us: Floats, epsilons: Sequence[float], words: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Measure a model on rows: see `measure`."""
-    estimates = model.estimate(rows)
-    bounds = model.bounds(rows, estimates, epsilons)
-    return measure(rows, log_us, estimates.log_us, bounds, epsilons, words)
 
 
 def measure(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Fewer rows are too few to fit and to calibrate.
 _MIN_ROWS = 100
-#: Steps per row that is trained on, where the schedule is shortened for few rows.
+#: Steps per row that is trained on, if the schedule is shortened for few rows.
 _STEPS_PER_ROW = 0.2
 _MIN_STEPS = 600
 
@@ -34,7 +34,7 @@ class FitOptions:
     """How to fit."""
 
     members: int = 8
-    quantiles: tuple[float, ...] = (0.8, 0.95)  # of the heads beside the members, for the scale of bounds
+    quantiles: tuple[float, ...] = (0.8, 0.95)  # of the heads trained like members, for the scale of bounds
     calibration: float = 0.1  # share of rows that only calibrate the bounds
     seed: int = 0
     training: Mapping[str, Any] = field(default_factory=dict)  # overrides of the trainer's options
@@ -135,10 +135,6 @@ def _trained(
 
 
 def _members(shape: Shape, done: list[Member], workloads: int, platforms: int) -> Members:
-    if not done:
-        return Members(
-            shape,
-            np.empty((0, workloads, shape.workload_width), dtype=np.float32),
-            np.empty((0, platforms, shape.platform_width), dtype=np.float32),
-        )
-    return Members(shape, np.stack([m[0] for m in done]), np.stack([m[1] for m in done]))
+    workload, platform = (np.array([member[k] for member in done], dtype=np.float32) for k in (0, 1))
+    sizes = (len(done), workloads, shape.workload_width), (len(done), platforms, shape.platform_width)
+    return Members(shape, workload.reshape(sizes[0]), platform.reshape(sizes[1]))

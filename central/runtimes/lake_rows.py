@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from central.lake.duckdb_connection import answering
-from central.lake.errors import LakeError
+from central.lake.duckdb_connection import reading
 from central.lake.segments import Lake
 from central.roll_ups.store import SlotStore
 from central.runtimes.tables import MAX_INTERFERERS
@@ -57,16 +56,13 @@ def read_lake(lake: Lake, *, slot_s: float, days: int, max_rows: int) -> LakeRow
         raise InputError(
             f"lake {lake.name}: no slots of {slot_s:g} s; central makes them when it builds (build.slot_s)"
         )
-    try:
-        with answering(_MEMORY_MIB) as connection:
-            busy = store.read(connection, manifests)
-            busy = busy.filter(busy.usage >= BUSY_CORES)
-            total = int(connection.to_pyarrow(busy.count()).as_py())
-            share = min(1.0, max_rows / total) if total else 1.0
-            part = (busy.machine + "/" + busy.slot_start_ns.cast("string")).hash() % _PARTS
-            rows = connection.to_pyarrow(_columns(busy.filter(part.abs() < share * _PARTS))).to_pylist()
-    except Exception as error:  # the engine's own kinds differ by back end
-        raise LakeError(f"{lake.name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
+    with reading(lake.name, _MEMORY_MIB) as connection:
+        busy = store.read(connection, manifests)
+        busy = busy.filter(busy.usage >= BUSY_CORES)
+        total = int(connection.to_pyarrow(busy.count()).as_py())
+        share = min(1.0, max_rows / total) if total else 1.0
+        part = (busy.machine + "/" + busy.slot_start_ns.cast("string")).hash() % _PARTS
+        rows = connection.to_pyarrow(_columns(busy.filter(part.abs() < share * _PARTS))).to_pylist()
     found = _observed(rows)
     if not found["workload"]:
         raise InputError(
@@ -81,7 +77,7 @@ def read_lake(lake: Lake, *, slot_s: float, days: int, max_rows: int) -> LakeRow
 
 
 def _columns(busy: ir.Table) -> ir.Table:
-    """Name, in order, what is needed of each VM; the runtime is null where a window lacks its counters."""
+    """Return the needed columns, a row per VM; the runtime is null if a window lacks its counters."""
     is_counted = (busy.cpi_time_ns == busy.usage_time_ns) & (busy.instructions > 0)
     time_us = busy.usage_core_ns / 1e3 / (busy.instructions.cast("float64") / _INSTRUCTIONS)
     return busy.select(
@@ -90,7 +86,7 @@ def _columns(busy: ir.Table) -> ir.Table:
 
 
 def _observed(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Put each VM beside the others of its machine's slot."""
+    """Return a row per VM, with the others of its machine's slot."""
     found: dict[str, Any] = {name: [] for name in ("workload", "platform", "interferers", "runtime_us")}
     found |= {"crowded": 0, "not_counted": 0}
     for _, group in groupby(rows, key=lambda row: (row["machine"], row["slot_start_ns"])):

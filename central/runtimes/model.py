@@ -19,7 +19,7 @@ from whitepanda.common.errors import InputError
 from whitepanda.common.files.durable import writing
 
 FORMAT = "whitepanda-runtime-1"
-#: Rows that are predicted at once: bounds the memory that it takes.
+#: Rows that are predicted together; limits memory.
 _AT_ONCE = 65_536
 _REMEDY = "write it again with `whitepanda runtime fit`"
 
@@ -119,22 +119,23 @@ def read_model(path: Path) -> Model:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except KeyError as error:
         problem = f"{error} is missing"
-    except (
-        ValueError, TypeError, AttributeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
-    ) as error:  # fmt: skip
+    except (ValueError, TypeError, AttributeError) as error:
         # numpy's advice about pickles is not a remedy here.
         problem = "an array in it is not of plain numbers" if "pickle" in str(error) else str(error)
     raise InputError(f"{path}: is not a model of runtimes: {problem}; {_REMEDY}")
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Read an .npz archive. Raises ValueError if it is not one, and the errors of zipfile, zlib and numpy."""
-    with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            raise ValueError("it is not an archive of arrays")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+    """Read an .npz archive. Raises OSError if it cannot be read, ValueError if it is not one or is damaged."""
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is not an archive of arrays")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+    except (EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(str(error)) from error
 
 
 def _parsed(arrays: Mapping[str, NDArray[Any]]) -> Model:

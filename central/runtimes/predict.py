@@ -29,9 +29,9 @@ class Predicted:
     """Counts of predicted rows, and the columns written."""
 
     rows: int  # written
-    unknown: int  # without a prediction: they have a name that is not in the model
-    unbounded: Mapping[int, int]  # rows without a bound, by their number of co-runners
+    rows_unknown: int  # without a prediction: they have a name that is not in the model
     columns: tuple[str, ...]
+    rows_without_bound: Mapping[int, int]  # by their number of co-runners
 
 
 def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
@@ -40,7 +40,7 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
     The digits are the shortest that make the number: 0.10, .1 and 1e-1 are all called 0.1, in columns and in JSON.
     Raises InputError if one is not a number above 0 and up to 0.5, or given twice.
     """
-    found = []
+    found = list[tuple[str, float]]()
     for part in text.split(","):
         try:
             value = float(part)
@@ -48,11 +48,10 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
             value = math.nan
         if not 0 < value <= _MAX_EPSILON:
             raise InputError(f"--epsilon: must be numbers above 0 and up to 0.5, by commas (value {text})")
-        found.append((np.format_float_positional(value, trim="-"), value))
-    words = [word for word, _ in found]
-    twice = next((word for word in words if words.count(word) > 1), None)
-    if twice is not None:
-        raise InputError(f"--epsilon: {twice} is given twice, each only once (value {text})")
+        word = np.format_float_positional(value, trim="-")
+        if word in dict(found):
+            raise InputError(f"--epsilon: {word} is given twice, each only once (value {text})")
+        found.append((word, value))
     return tuple(found)
 
 
@@ -88,4 +87,4 @@ def predict_rows(
     write_table(out, result)
     counts = zip(*np.unique_counts(rows.co_runners), strict=True)
     unbounded = {int(beside): int(n) for beside, n in counts if epsilons and int(beside) not in model.pools}
-    return Predicted(len(is_known), int((~is_known).sum()), unbounded, columns)
+    return Predicted(len(is_known), int((~is_known).sum()), columns, unbounded)

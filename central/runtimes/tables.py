@@ -23,7 +23,7 @@ _LIKE_NOTHING = ("nan", "none", "null", "na", "n/a")
 _STRANGE = -2
 #: Squares of larger values overflow single precision.
 _MAX_FEATURE = 1e18
-#: More at once are taken for a mistake in the table.
+#: More are taken for a mistake in the table.
 MAX_INTERFERERS = 64
 
 
@@ -123,14 +123,8 @@ def read_rows(path: Path) -> NamedRows:
     """
     table = UserTable(path)
     table.require("workload", "platform")
-    columns = table.cells
-    workload, workloads = _codes(_texts(path, "workload", columns["workload"]))
-    platform, platforms = _codes(_texts(path, "platform", columns["platform"]))
-    for what, ids in (("workload", workload), ("platform", platform)):
-        if (ids == ALONE).any():
-            row = int(np.flatnonzero(ids == ALONE)[0]) + 1
-            raise InputError(f"{path}: row {row} has no {what}")
-    ids, names = _interferers(path, columns)
+    (workload, workloads), (platform, platforms) = _named(table, "workload"), _named(table, "platform")
+    ids, names = _interferers(path, table.cells)
     return NamedRows(path, table, workloads, platforms, names, Rows(workload, platform, ids))
 
 
@@ -156,24 +150,28 @@ def read_features(path: Path, what: str) -> Features:
     """
     table = UserTable(path)
     table.require(what)
-    ids, names = _codes(_texts(path, what, table.cells[what]))
-    if (ids == ALONE).any():
-        raise InputError(f"{path}: row {int(np.flatnonzero(ids == ALONE)[0]) + 1} has no {what}")
+    ids, names = _named(table, what)
     if len(names) < len(ids):
         twice = names[int(np.argmax(np.bincount(ids)))]
         raise InputError(f"{path}: {what} {twice!r} has several rows; give each its features once")
     columns = tuple(name for name in table.columns if name != what)
     every = [table.numbers(name, low=-math.inf, empty=math.nan) for name in columns]
     values = np.column_stack([np.empty((len(ids), 0)), *every])
-    if np.isnan(values).any():
-        row, column = np.argwhere(np.isnan(values))[0]
+    for row, column in np.argwhere(np.isnan(values)):
         raise InputError(f"{path}: column {columns[column]} has no value in row {row + 1}; every feature needs one")
-    if (np.abs(values) > _MAX_FEATURE).any():
-        row, column = np.argwhere(np.abs(values) > _MAX_FEATURE)[0]
+    for row, column in np.argwhere(np.abs(values) > _MAX_FEATURE):
         which = f"column {columns[column]} is too large in row {row + 1} ({values[row, column]:g})"
         raise InputError(f"{path}: {which}; give its logarithm")
     order = np.argsort(ids)
     return Features(Names.of(names), columns, values[order])
+
+
+def _named(table: UserTable, column: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return each row's place among the distinct names of a column, and these; raises InputError if one is missing."""
+    ids, names = _codes(_texts(table.path, column, table.cells[column]))
+    for row in np.flatnonzero(ids == ALONE):
+        raise InputError(f"{table.path}: row {row + 1} has no {column}")
+    return ids, names
 
 
 def _texts(path: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:

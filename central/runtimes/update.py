@@ -28,8 +28,8 @@ class Updated:
 
     workloads: tuple[str, ...]
     platforms: tuple[str, ...]
-    used: int
-    left_out: int
+    rows_used: int
+    rows_left_out: int
 
 
 def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updated]:
@@ -52,8 +52,7 @@ def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updat
     all_w = Names.of((*workloads.names, *added_w, *strangers))
     rows = named.placed(all_w, Names.of((*platforms.names, *added_p)), "")
     is_new_w, is_new_p = rows.workload >= len(workloads), rows.platform >= len(platforms)
-    if (is_new_w & is_new_p).any():
-        row = int(np.flatnonzero(is_new_w & is_new_p)[0])
+    for row in np.flatnonzero(is_new_w & is_new_p):
         raise InputError(
             f"{named.path}: row {row + 1} has a workload and a platform that are both new; "
             "add the platform first, with runs of known workloads"
@@ -79,12 +78,22 @@ def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updat
             found.append(estimate(members, *baselines, rows.take(here), log_us[here], noise))
         return found
 
-    grown = _grown(
-        model,
-        added_w,
-        added_p,
+    found = (
         estimated(added_w, rows.workload, len(workloads), new_workload),
         estimated(added_p, rows.platform, len(platforms), new_platform),
+    )
+    # New names are behind the old ones; their difficulty is the average.
+    (w, baseline_w), (p, baseline_p) = (([part[0] for part in parts], [part[1] for part in parts]) for parts in found)
+    more = {"workload": len(w), "platform": len(p), "interferer": len(w)}
+    grown = replace(
+        model,
+        workloads=Names.of((*workloads.names, *added_w)),
+        platforms=Names.of((*platforms.names, *added_p)),
+        baseline_workload=np.append(model.baseline_workload, baseline_w),
+        baseline_platform=np.append(model.baseline_platform, baseline_p),
+        members=_with(model.members, w, p, 0),
+        quantiles=_with(model.quantiles, w, p, len(model.members)),
+        difficulty=Difficulty(**{k: np.append(getattr(model.difficulty, k), np.zeros(n)) for k, n in more.items()}),
     )
     return grown, Updated(added_w, added_p, int(usable.sum()), int((~usable).sum()))
 
@@ -93,28 +102,6 @@ def noise_of(model: Model) -> float:
     """Return the robust deviation of the calibration rows' logarithms around their predictions."""
     residuals = np.concatenate([pool.residuals for pool in model.pools.values()])
     return max(_MIN_NOISE, _NORMAL * float(np.median(np.abs(residuals))))
-
-
-def _grown(
-    model: Model,
-    workloads: tuple[str, ...],
-    platforms: tuple[str, ...],
-    parts: list[_Embedding],
-    others: list[_Embedding],
-) -> Model:
-    """Return the model with new names behind the old ones; their difficulty is that of the average."""
-    w, p = [part[0] for part in parts], [part[0] for part in others]
-    more = {"workload": len(workloads), "platform": len(platforms), "interferer": len(workloads)}
-    return replace(
-        model,
-        workloads=Names.of((*model.workloads.names, *workloads)),
-        platforms=Names.of((*model.platforms.names, *platforms)),
-        baseline_workload=np.append(model.baseline_workload, [part[1] for part in parts]),
-        baseline_platform=np.append(model.baseline_platform, [part[1] for part in others]),
-        members=_with(model.members, w, p, 0),
-        quantiles=_with(model.quantiles, w, p, len(model.members)),
-        difficulty=Difficulty(**{k: np.append(getattr(model.difficulty, k), np.zeros(n)) for k, n in more.items()}),
-    )
 
 
 def _with(members: Members, workloads: list[Singles], platforms: list[Singles], first: int) -> Members:

@@ -149,40 +149,37 @@ class _Fleet:
         position = np.empty(self._machines, dtype=np.int64)
         position[order] = np.arange(1, self._machines + 1)
         at, pair_at = position[self._machine], position[self._pair_machine]
-        asked = wanted > 0
-        of_plan = self._covered_at(_reached_at(at, self._job, wanted), asked)
-        if of_plan is None:
-            raise InputError(
-                f"the fleet has too few instances of the planned jobs to cover {self._options.min_coverage:g} of the "
-                "plan's weight; plan on these rows"
-            )
-        jobs = len(wanted)
-        comparable = np.maximum(
-            _reached_at(at, self._job, np.full(jobs, self._options.min_instances)),
-            _reached_at(pair_at, self._pair_job, np.full(jobs, _MIN_MACHINES)),
+        of_plan = self._covered_at(
+            _reached_at(at, self._job, wanted),
+            wanted > 0,
+            f"the fleet has too few instances of the planned jobs to cover {self._options.min_coverage:g} of the "
+            "plan's weight; plan on these rows",
         )
-        of_fleet = self._covered_at(comparable, np.ones(jobs, dtype=np.bool_))
-        if of_fleet is None:
-            raise InputError(
-                f"jobs with {self._options.min_instances} instances on two machines have less than "
-                f"{self._options.min_coverage:g} of the fleet's weight; lower --min-coverage or --min-instances"
-            )
+        comparable = np.maximum(
+            _reached_at(at, self._job, np.full(len(wanted), self._options.min_instances)),
+            _reached_at(pair_at, self._pair_job, np.full(len(wanted), _MIN_MACHINES)),
+        )
+        of_fleet = self._covered_at(
+            comparable,
+            np.ones(len(wanted), dtype=np.bool_),
+            f"jobs with {self._options.min_instances} instances on two machines have less than "
+            f"{self._options.min_coverage:g} of the fleet's weight; lower --min-coverage or --min-instances",
+        )
         return max(_MIN_MACHINES, of_plan, of_fleet)
 
-    def _covered_at(self, reached: Ints, of: Column) -> int | None:
-        """Return how many machines it takes to cover enough of the weight of the jobs in `of`.
-
-        None if it is never enough.
-        """
+    def _covered_at(self, reached: Ints, of: Column, why_never: str) -> int:
+        """Return how many machines cover enough of the weight of the jobs in `of`; raises InputError if none do."""
         by_need = np.argsort(reached[of], kind="stable")
         needed, weight = reached[of][by_need], self._weight[of][by_need]
         covered = np.cumsum(weight) / weight.sum()
         first = int(np.searchsorted(covered, self._options.min_coverage - _ROUNDING))
-        return int(needed[first]) if first < len(needed) and needed[first] < _NEVER else None
+        if first >= len(needed) or needed[first] == _NEVER:
+            raise InputError(why_never)
+        return int(needed[first])
 
 
 def _reached_at(at: Ints, job: Ints, wanted: Ints) -> Ints:
-    """Return the place `at` (from 1) where each job has as many rows as are wanted; `_NEVER` where it has fewer."""
+    """Return the place `at` (from 1) where each job has as many rows as are wanted; `_NEVER` if it has fewer."""
     rows = np.lexsort((at, job))
     there = np.bincount(job, minlength=len(wanted))
     first = np.searchsorted(job[rows], np.arange(len(wanted)))

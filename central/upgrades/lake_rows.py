@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from central.lake.duckdb_connection import answering
-from central.lake.errors import LakeError
+from central.lake.duckdb_connection import reading
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, day_of
 from central.models.groups import group, sums
@@ -66,28 +65,16 @@ def parse_side(text: str) -> Side:
 
     Raises InputError if the text is not a side, or a file of hosts cannot be read.
     """
-    if not text:
-        return Side(text)
-    parts = _parsed(text)
-    if "rest" in parts:
-        raise InputError(f"side '{text}': rest needs two sides; there is one")
-    return _side(text, parts, ())
+    return _side(text, _parsed(text), None) if text else Side(text)
 
 
 def parse_sides(current: str, new: str) -> tuple[Side, Side]:
     """Parse two sides. Raises InputError if a text is not a side, or a file of hosts cannot be read."""
-    found = [_parsed(text) for text in (current, new)]
-    sides = []
-    for text, parts, other in zip((current, new), found, reversed(found), strict=True):
-        not_hosts: tuple[str, ...] = ()
-        if "rest" in parts:
-            if "hosts" in parts or "hosts" not in other:
-                raise InputError(f"side '{text}': rest is for the hosts that the other side's file does not name")
-            not_hosts = tuple(read_machines(Path(other["hosts"])))
-        sides.append(_side(text, parts, not_hosts))
-    if sides[0] == replace(sides[1], text=sides[0].text):
+    parts = _parsed(current), _parsed(new)
+    sides = _side(current, *parts), _side(new, *reversed(parts))
+    if sides[0] == replace(sides[1], text=current):
         raise InputError(f"sides '{current}' and '{new}' are the same samples")
-    return sides[0], sides[1]
+    return sides
 
 
 def read_side(
@@ -144,13 +131,8 @@ def _queried(
         if (side.from_ns is None or day >= day_of(side.from_ns))
         and (side.until_ns is None or day <= day_of(side.until_ns))
     ]
-    try:
-        with answering(memory_limit_mib, threads) as connection:
-            return connection.to_pyarrow(query(_filtered(lake.samples(connection, days), side)))
-    except LakeError:
-        raise
-    except Exception as error:  # the engine's own kinds differ by back end
-        raise LakeError(f"{lake.name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
+    with reading(lake.name, memory_limit_mib, threads) as connection:
+        return connection.to_pyarrow(query(_filtered(lake.samples(connection, days), side)))
 
 
 def _filtered(samples: ir.Table, side: Side) -> ir.Table:
@@ -183,11 +165,16 @@ def _tasks(samples: ir.Table, metric: str) -> ir.Table:
     return tasks.filter(tasks.value.notnull(), tasks.value > 0, tasks.usage > 0).order_by("machine", "vm", "job")
 
 
-def _side(text: str, parts: Mapping[str, str], not_hosts: tuple[str, ...]) -> Side:
+def _side(text: str, parts: Mapping[str, str], other: Mapping[str, str] | None) -> Side:
+    """Return a side of these parts; `other` has the other side's, None if there is none."""
+    if "rest" in parts and other is None:
+        raise InputError(f"side '{text}': rest needs two sides; there is one")
+    if "rest" in parts and ("hosts" in parts or "hosts" not in (other or {})):
+        raise InputError(f"side '{text}': rest is for the hosts that the other side's file does not name")
     return Side(
         text,
         tuple(read_machines(Path(parts["hosts"]))) if "hosts" in parts else None,
-        not_hosts,
+        tuple(read_machines(Path(other["hosts"]))) if other and "rest" in parts else (),
         parts.get("platform"),
         _unix_ns(text, parts["from"]) if "from" in parts else None,
         _unix_ns(text, parts["until"]) if "until" in parts else None,

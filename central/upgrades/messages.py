@@ -52,12 +52,11 @@ def jobs_of_plan(answer: fleet_pb2.ObservationPlan) -> Jobs:
     return Jobs(**columns, cost=np.array([job.cost / job.observe for job in answer.jobs]))
 
 
-def plan_of(answer: fleet_pb2.ObservationPlan, options: PlanOptions, observed: Observed | None = None) -> Plan:
-    """Return central's plan; with the instances `observed` under an earlier plan, a new plan made on central's jobs.
+def plan_of(answer: fleet_pb2.ObservationPlan, jobs: Jobs, options: PlanOptions, observed: Observed | None) -> Plan:
+    """Return central's plan of these `jobs`; with instances `observed` under an earlier plan, a new plan for them.
 
     Raises InputError if not even all instances suffice for what was observed.
     """
-    jobs = jobs_of_plan(answer)
     if observed is not None:
         # Central has chosen the jobs already.
         made = make_plan(jobs, replace(options, top=None, coverage=None), observed)
@@ -96,13 +95,12 @@ def comparison_request(
 def comparison_of(answer: fleet_pb2.SideComparison) -> Comparison:
     """Return central's comparison; of its jobs as many as the answer holds."""
     same = ("job", "weight", "current", "new", "p", "adjusted_p", "verdict")
-    has_baseline = answer.HasField("baseline_percent")
     return Comparison(
         current=_interval(answer.current),
         new=_interval(answer.new),
         difference=_interval(answer.difference_percent, 100.0),
         independent=_interval(answer.independent_percent, 100.0),
-        baseline=_interval(answer.baseline_percent, 100.0) if has_baseline else None,
+        baseline=_interval(answer.baseline_percent, 100.0) if answer.HasField("baseline_percent") else None,
         coverage=answer.coverage,
         confidence=answer.confidence,
         machines=(answer.current_machines, answer.new_machines),

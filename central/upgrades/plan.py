@@ -53,7 +53,7 @@ class Plan:
     solution: CheapestPlan  # how many of each
     metric_mean: float  # weighted, at present
     coverage: float  # share of all weight that the jobs have
-    # jobs with too few instances; None where central, which made the plan, does not name them.
+    # jobs with too few instances; None if central made the plan, which does not name them.
     left_out: tuple[str, ...] | None = ()
     too_few: int = 0  # how many they are
     fidelity: Fidelity | None = None  # of what was observed before, if anything was

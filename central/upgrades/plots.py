@@ -49,17 +49,14 @@ def plot_plan(path: Path, plan: Plan, margins_percent: Sequence[float], costs: S
     axes[0].plot(margins_percent, costs, "-", color="tab:blue")
     axes[0].plot([plan.options.margin_percent], [plan.solution.cost], "o", color="black", label="this plan")
     axes[0].legend(fontsize=8)
-    axes[0].set_xlabel("margin, %")
-    axes[0].set_ylabel("cost of the cheapest plan")
+    axes[0].set(xlabel="margin, %", ylabel="cost of the cheapest plan")
     weights, observe = 100 * np.asarray(plan.jobs.weight), plan.solution.observe
     axes[1].plot(weights, observe, "." if len(observe) > _NAMED else "o", color="tab:blue")
     if len(observe) > _NAMED:
-        axes[1].set_xscale("log")
-        axes[1].set_yscale("log")
+        axes[1].set(xscale="log", yscale="log")
     else:
         axes[1].margins(0.2)
         for name, weight, count in zip(plan.jobs.job, weights, observe, strict=True):
             axes[1].annotate(f"{name}: {count}", (weight, count), (4, 4), textcoords="offset points", fontsize=8)
-    axes[1].set_xlabel("weight of a job, %")
-    axes[1].set_ylabel("instances to observe")
+    axes[1].set(xlabel="weight of a job, %", ylabel="instances to observe")
     save_figure(figure, path)

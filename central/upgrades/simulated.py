@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from central.models.groups import Floats, Ints, sums
-from central.models.wsmeter import Observed, Shares
+from central.models.wsmeter import Observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,6 @@ class Fleet:
         luck += rng.standard_normal(len(rows)) * self._new_spread[job]
         value = np.exp(self._lasting[rows] + luck)
         return Observed(machine, job, value * (1.0 + self.effect[job]) if is_upgraded else value)
-
-    def shares(self) -> Shares:
-        """Return the jobs' weights."""
-        return Shares(np.arange(len(self.weight)), self.weight)
 
     def true_effect(self, jobs: Ints | None = None) -> float:
         """Return the relative change of the weighted metric, over these jobs or all."""

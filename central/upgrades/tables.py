@@ -40,18 +40,17 @@ class Jobs:
 class Rows:
     """Instances, and the weights of their jobs."""
 
-    observed: Observed  # instances with their metric; NaN throughout where the file has none
+    observed: Observed  # instances with their metric; all NaN if the file has none
     weights: Shares  # of the jobs
-    metric: str  # the metric's column; "" where there is none
-    weighed_by: str  # "weight", "quota", or "instances" where the file has neither
+    metric: str  # the metric's column; "" if there is none
+    weighed_by: str  # "weight", "quota", or "instances" if the file has neither
 
 
 def _positive(file: UserTable, column: str) -> Floats:
     """Return a column as numbers above 0, of a size whose squares stay finite and above 0."""
     values = file.numbers(column, above=True)
-    wrong = np.flatnonzero((values < _SMALLEST) | (values > _LARGEST))
-    if len(wrong):
-        file.refuse(column, f"numbers from {_SMALLEST:g} to {_LARGEST:g}", int(wrong[0]))
+    for row in np.flatnonzero((values < _SMALLEST) | (values > _LARGEST)):
+        file.refuse(column, f"numbers from {_SMALLEST:g} to {_LARGEST:g}", int(row))
     return values
 
 
@@ -95,9 +94,7 @@ def _shares(path: Path, job: Column, values: Floats, is_the_jobs: bool) -> Share
         return Shares(names, sums(number, values, len(names)))
     weight = np.zeros(len(names))
     weight[number] = values
-    other = np.flatnonzero(weight[number] != values)
-    if len(other):
-        row = int(other[0])
+    for row in np.flatnonzero(weight[number] != values):
         raise InputError(
             f"{path}: job {job[row]} has weights {values[row]:g} and {weight[number[row]]:g}; weight is the job's, the "
             "same in all of its rows; an instance's own belongs in a column quota"

@@ -122,7 +122,7 @@ async def refused_streams(central: CentralProcess) -> dict[str, int]:
 
 def recorded_triggers(central: CentralProcess, waiting: list[TriggerRow]) -> int:
     """Return how many reports of contention incident history has, once it has those that wait in the journal."""
-    with IncidentStore("", central.state_dir) as store:
+    with contextlib.closing(IncidentStore("", central.state_dir)) as store:
         store.take(waiting, gap_ns=900 * 10**9, oldest_unix_ns=0)
         return sum(incident.reports for incident in store.find(IncidentQuery(), limit=10**6))
 

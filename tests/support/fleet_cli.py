@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
+from central.cli import _fleet_tables, _outputs
 from central.cli import fleet as command
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, segment_stem
-from central.upgrades import show
 from whitepanda.common import cli
 from whitepanda.common.cli import PlainConsole
 
@@ -25,7 +25,8 @@ def run(capsys, monkeypatch):
 
     def call(*arguments, width=120):
         monkeypatch.setattr(sys, "argv", ["whitepanda", "fleet", *map(str, arguments)])
-        monkeypatch.setattr(show, "console", PlainConsole(width=width))
+        for module in (_fleet_tables, _outputs):
+            monkeypatch.setattr(module, "console", PlainConsole(width=width))
         monkeypatch.setattr(cli, "errors", PlainConsole(stderr=True, width=200))
         monkeypatch.setattr(cli, "build", _app)
         try:

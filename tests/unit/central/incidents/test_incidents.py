@@ -19,6 +19,7 @@ from agent.analysis.advice import recommendations
 from agent.analysis.advice.actions import recommend
 from agent.uplink.messages import recommendation_message
 from central.api.context import mark_open
+from central.cli import _outputs
 from central.cli import incidents as incidents_cli
 from central.config import IncidentsSection
 from central.incidents import store as incident_store
@@ -113,7 +114,7 @@ def reported(number: int, report: agent_pb2.Trigger, *, host: str = "h1") -> Tri
 
 @pytest.fixture
 def store(tmp_path):
-    with IncidentStore("", tmp_path) as opened:
+    with contextlib.closing(IncidentStore("", tmp_path)) as opened:
         yield opened
 
 
@@ -152,7 +153,7 @@ def test_whoever_is_suspected_it_is_one_incident_which_the_last_report_names(tmp
     rows.append(row(9, NOW + 1200 * S, score=NAN))
     for seed in range(8):
         random.Random(seed).shuffle(rows)
-        with IncidentStore("", tmp_path_factory.mktemp("store")) as store:
+        with contextlib.closing(IncidentStore("", tmp_path_factory.mktemp("store"))) as store:
             for each in rows:
                 take(store, each)
             (found,) = listed(store)
@@ -320,7 +321,7 @@ def test_the_order_of_arrival_does_not_matter(tmp_path_factory, rows, seed, spli
     times = [r.unix_ns for r in rows if r.unix_ns not in ends]
     found = []
     for order in (rows, mixed):
-        with IncidentStore("", tmp_path_factory.mktemp("store")) as store:
+        with contextlib.closing(IncidentStore("", tmp_path_factory.mktemp("store"))) as store:
             take(store, *order[:split])
             take(store, *order[split:])
             found.append(as_groups(store))
@@ -735,7 +736,9 @@ def test_piped_tables_are_whole_and_a_narrow_terminal_keeps_who_and_how_much(ans
     incidents_cli.show("7", "h:1", **FILES)
     (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith(vm["name"]))
     assert "1.90x [1.60, 2.20]" in line
-    monkeypatch.setattr(incidents_cli, "console", PlainConsole(force_terminal=True, color_system=None, width=90))
+    terminal = PlainConsole(force_terminal=True, color_system=None, width=90)
+    for module in (incidents_cli, _outputs):
+        monkeypatch.setattr(module, "console", terminal)
     incidents_cli.list_("h:1", **FILES)
     _, line, *_ = (x for x in capsys.readouterr().out.splitlines() if "NO" in x or "node0001" in x)
     for part in ("node0001", "open", "1.90x [1.60, 2.20]", "scan-1 of job scan"):

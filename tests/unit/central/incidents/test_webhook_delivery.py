@@ -27,7 +27,7 @@ def receiver():
 
 @pytest.fixture
 def store(tmp_path):
-    with IncidentStore("", tmp_path) as opened:
+    with contextlib.closing(IncidentStore("", tmp_path)) as opened:
         yield opened
 
 
@@ -182,17 +182,18 @@ async def test_what_waits_is_reported_by_the_next_start(store, receiver):
 
 
 async def test_that_notices_what_is_forgotten_before_it_was_taken(store, receiver, monkeypatch):
-    first = webhook_tables.first
+    waiting = webhook_tables.waiting
 
     def hasty(connection, key):
-        if found := first(connection, key):
-            webhook_tables.forget(connection, found)
-        return found
+        *counts, found = waiting(connection, key)
+        if found:
+            webhook_tables.forget(connection, found.id)
+        return *counts, found
 
     take(store, row(1))
     receiver.answers.append(HANG)
     with monkeypatch.context() as patch:
-        patch.setattr(webhook_tables, "first", hasty)
+        patch.setattr(webhook_tables, "waiting", hasty)
         async with running(webhooks(store, receiver)):
             await until(lambda: receiver.posts)
     notices = store.write(lambda c: c.scalar(sa.select(sa.func.count()).select_from(webhook_tables.notices)))
@@ -257,9 +258,9 @@ def test_more_incidents_than_one_transaction_takes(store, monkeypatch):
     counts = []
     for _ in range(3):
         assert store.write(change) == 0
-        counts.append(store.write(lambda c: webhook_tables.waiting(c, "k")).count)
+        counts.append(store.write(lambda c: webhook_tables.waiting(c, "k"))[0])
     assert counts == [20, 25, 25]
-    assert store.write(lambda c: webhook_tables.first(c, "k")).id == 1
+    assert store.write(lambda c: webhook_tables.waiting(c, "k"))[-1].id == 1
     assert store.count_open(NOW) == 25 and store.count_open(NOW + 20) == 5
     assert incident_tables.METADATA is webhook_tables.METADATA
 

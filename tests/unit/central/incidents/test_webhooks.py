@@ -163,9 +163,10 @@ async def post(url: str, message: str | None = None, **options) -> Answer:
         await sender.close()
 
 
-async def test_a_message_is_signed_and_a_secret_may_be_changed(receiver, tmp_path):
+async def test_a_message_is_signed_and_a_secret_may_be_changed(receiver, tmp_path, monkeypatch):
     path = secret_file(tmp_path)
-    sender = Sender(receiver.url, secret_file=str(path), clock_s=lambda: 1_800_000_000.9)
+    monkeypatch.setattr("central.incidents.webhook_sender.time.time", lambda: 1_800_000_000.9)
+    sender = Sender(receiver.url, secret_file=str(path))
     assert await sender.post(webhook_messages.firing(incident(), "")) == Answer()
     secret_file(tmp_path, b"another secret of some length")
     assert await sender.post(webhook_messages.firing(incident(), "")) == Answer()

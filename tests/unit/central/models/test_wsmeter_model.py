@@ -164,7 +164,9 @@ def test_intervals_by_machines_cover_where_the_papers_do_not() -> None:
         for _ in range(draws // 5):
             chosen = rng.choice(300, 40, replace=False)
             found = compare(
-                fleet.measure(rng, is_upgraded=False), fleet.measure(rng, chosen, is_upgraded=True), fleet.shares()
+                fleet.measure(rng, is_upgraded=False),
+                fleet.measure(rng, chosen, is_upgraded=True),
+                Shares(np.arange(len(fleet.weight)), fleet.weight),
             )
             ours += found.difference.low <= 0 <= found.difference.high
             papers += found.independent.low <= 0 <= found.independent.high

@@ -11,11 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from central.cli import runtime
+from central.cli import _outputs, runtime
+from central.cli._outputs import report
+from central.cli._runtime_tables import measures_shown
 from central.models.pitot import Members, Shape
 from central.models.pitot_bounds import Difficulty
 from central.plotting.runtimes import plot_maps, plot_measures
-from central.runtimes import show
 from central.runtimes.embeddings import Embedded, embed, groups_of, neighbours, project, read_groups
 from central.runtimes.model import Model, write_model
 from central.runtimes.tables import Names
@@ -98,8 +99,8 @@ def test_groups_are_given_or_parts_of_names(tmp_path):
     assert groups_of(part, read_groups(path)) == ("A", "R", "other", "other")
     for text, said in (
         ("name\na\n", "no column group"),
-        ("name,group\na,\n", "row 1 has no group"),
-        ("name,group\n,x\n", "row 1 has no name"),
+        ("name,group\na,\n", "column group is empty (row 1)"),
+        ("name,group\n,x\n", "column name is empty (row 1)"),
         ("name,group\na,x\na,y\n", "row 2: 'a' is of 'x' already"),
         ("kind,name,group\njob,a,x\n", "row 1: kind must be workload or platform (value job)"),
     ):
@@ -154,8 +155,8 @@ RESULT = {
 
 def test_measures_are_bars_in_a_terminal_of_80_columns(monkeypatch):
     text = io.StringIO()
-    monkeypatch.setattr(show, "console", PlainConsole(file=text, width=80))
-    show.show_measures(RESULT)
+    monkeypatch.setattr(_outputs, "console", PlainConsole(file=text, width=80))
+    report(RESULT, measures_shown(RESULT), json=False)
     errors, _, bars = text.getvalue().split("Error by number of co-runners")[1].partition("Coverage less")
     assert "█" * 14 in errors and "█" * 7 + " " in errors
     assert "4.00 ± 2.00%" in errors and "5.00 ± 0.50%" in errors and "unknown ± unknown" in errors
@@ -164,7 +165,7 @@ def test_measures_are_bars_in_a_terminal_of_80_columns(monkeypatch):
     # Ten blocks are 2 points here, twenty are a margin of 10 %.
     assert [line[4].count("█") for line in lines] == [10 + 10, 5 + 20, 5 + 5, 0]
     assert "…" not in text.getvalue()
-    show.show_measures({"2": RESULT["2"]})
+    assert len(list(measures_shown({"2": RESULT["2"]}))) == 2
 
 
 def test_measures_as_a_picture(tmp_path):
