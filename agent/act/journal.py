@@ -38,14 +38,9 @@ def is_empty(folder: Path) -> bool:
 
 
 class Journal:
-    """The file `journal.json`, replaced as a whole and synced to the disk at every change.
+    """The file `journal.json` in `folder`, replaced as a whole and synced to the disk at every change.
 
-    Args:
-        folder: where it is, made if it is missing; one process at a time has it.
-
-    Raises:
-        UnavailableError: another process has it, or it is unreadable or damaged: then it is not known what to undo.
-
+    UnavailableError: another process has it, or it is unreadable or damaged: then it is not known what to undo.
     """
 
     def __init__(self, folder: Path) -> None:
