@@ -37,7 +37,7 @@ class TriggerVictim:
 class Trigger:
     """The victims of this host at `unix_ns` with the evidence: the slowest first, suspects the likeliest first.
 
-    `ended`: no victim is left. `affected`: how many VMs seem to suffer beside the victims.
+    `ended`: no victim is left. `affected`: how many VMs seem to suffer without being victims.
     """
 
     unix_ns: int
@@ -55,7 +55,7 @@ class Trigger:
 
 
 class Triggers:
-    """Decides when to report: at once at a beginning, an end, or a new first suspect; else once per slot."""
+    """Decides when to report: immediately at a beginning, an end, or a new first suspect; else once per slot."""
 
     def __init__(self) -> None:
         self._last: Trigger | None = None

@@ -67,19 +67,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
-    """One estimate per row. Where `reasons` is not empty the numbers are NaN.
+    """One estimate per row. With a reason the numbers are NaN; without intervals in the model `low` and `high` are."""
 
-    `degradation`, `low`, `high`: shape (n,), the target relative to the baseline (1 = as without interference).
-    `low` and `high` alone are NaN where the model has no intervals.
-    `reasons`: "" or "missing:<input>", "out_of_range:<input>", "no_baseline", "baseline_young", "unlike_training".
-    `models`: the name of the model that each estimate is from, such as "gamma-inverse memory-bound 20 %".
-    """
-
-    degradation: Floats
+    degradation: Floats  # shape (n,): the target relative to the baseline (1 = as without interference)
     low: Floats
     high: Floats
-    reasons: tuple[str, ...]
-    models: tuple[str, ...]
+    reasons: tuple[str, ...]  # "", missing:INPUT, out_of_range:INPUT, no_baseline, baseline_young or unlike_training
+    models: tuple[str, ...]  # the model that each estimate is from, such as "gamma-inverse memory-bound 20 %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +103,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubModel:
-    """One of a model's estimators, and which VMs it is for (None: any).
+    """One of a model's estimators, and its VMs (None: any).
 
     `scatter`: how far the seconds of one run lie from their mean, as deviations of the logarithm: a factor on the
     difficulty that the intervals expect, under interference; and the deviation without interference.
@@ -198,7 +192,7 @@ class Model:
         """Choose each row's model by its baseline (n, len(inputs)): places in `estimators`.
 
         Behaviour by the share of memory stalls, then the CPU level that is nearest to the `used_share`, within
-        `LEVEL_REACH`; where either is not known or has no model, the one for any VM.
+        `LEVEL_REACH`; if either is not known or has no model, the one for any VM.
         """
         last_resort = next(i for i, e in enumerate(self.estimators) if e.behaviour is None and e.cpu_level is None)
         chosen = np.full(len(baseline), last_resort)
@@ -247,11 +241,11 @@ class Model:
         """Fill in `numbers` (degradation, low, high) and `reasons` of the rows that `part` is for."""
         uses = list(part.uses)
         is_missing = np.isnan(values[rows][:, uses])
-        is_without_baseline = np.isnan(baseline[rows][:, uses]).any(axis=1)
-        for place in np.flatnonzero(is_missing.any(axis=1) | is_without_baseline):
+        is_void = is_missing.any(axis=1) | np.isnan(baseline[rows][:, uses]).any(axis=1)
+        for place in np.flatnonzero(is_void):
             missing = np.flatnonzero(is_missing[place])
             reasons[rows[place]] = f"missing:{self.features[uses[missing[0]]]}" if len(missing) else "no_baseline"
-        usable = rows[~(is_missing.any(axis=1) | is_without_baseline)]
+        usable = rows[~is_void]
         if not len(usable):
             return
         count = len(self.features)

@@ -1,13 +1,13 @@
-"""How many requests a VM serves at once, learnt from how many of its vCPU threads run at one instant.
+"""How many requests a VM serves at a time, learnt from how many of its vCPU threads run at one instant.
 
 A queue's delay follows the idle share of its workers, and a VM with fewer workers than vCPUs seems half idle when they
-are full. No average over a second shows how many there are; samples at single instants do, as w workers never keep more
-than w threads busy, and keep all w busy the more often the fewer they are.
+are full. No average over a second shows their number; samples at single instants do, as w workers never keep more than
+w threads busy, and keep all w busy the more often the fewer they are.
 
 The rule (docs/studies/cloud-white.md): of the numbers 1 to V (vCPUs) of workers of an M/M/w queue at the offered load
 a = guest time of all vCPUs at the baseline, the one whose posterior is at least `MIN_POSTERIOR`, from at least
-`MIN_SAMPLES` samples; else it is not known. Something else (guest kernel, interrupts, KVM's polling) runs one thread
-more, up to V, in an unknown share of the samples, one of `BESIDE`.
+`MIN_SAMPLES` samples; else it is not known. Guest kernel, interrupts or KVM's polling run one thread more, up to V, in
+an unknown share of the samples, one of `BESIDE`.
 """
 
 from collections.abc import Sequence
@@ -32,15 +32,11 @@ _TOGETHER = 32
 
 
 class LearntWorkers(NamedTuple):
-    """What was learnt of a host's VMs, each of shape (VMs,).
+    """What was learnt of a host's VMs, each of shape (VMs,)."""
 
-    `workers`: how many requests each serves at once; 0: not known. `posterior`: of the likeliest number, NaN before
-    there are enough samples. `samples`: how many samples, aged; NaN: not judged yet, or given by the operator.
-    """
-
-    workers: NDArray[np.int64]
-    posterior: Floats
-    samples: Floats
+    workers: NDArray[np.int64]  # how many requests each serves at a time; 0: not known
+    posterior: Floats  # of the likeliest number, NaN before there are enough samples
+    samples: Floats  # how many samples, aged; NaN: not judged yet, or given by the operator
 
 
 def running_shares(offered: Floats, vcpus: int) -> Floats:
