@@ -1,4 +1,4 @@
-"""The actions in force, on the disk before anything is changed: what to undo survives a kill or a power cut."""
+"""The actions in force, on the disk before anything is changed, so that they survive a kill or a power cut."""
 
 import fcntl
 from pathlib import Path

@@ -327,10 +327,8 @@ class HostAnalysis:
             return f"no statistics for job {job} yet: central has not sent any"
         if statistics is None and store.expired(self._now_unix_ns):
             age_h, ttl_h = store.age_ns(self._now_unix_ns) / 3.6e12, store.ttl_ns / 3.6e12
-            old = (
-                f"statistics of version {store.version} are {age_h:.1f} h old, past their time to live of {ttl_h:.1f} h"
-            )
-            return f"{old}: central has sent no newer ones"
+            old = f"statistics of version {store.version} are {age_h:.1f} h old, past their time to live"
+            return f"{old} of {ttl_h:.1f} h: central has sent no newer ones"
         if statistics is None:
             return f"no statistics for job {job} on this platform yet: version {store.version} has none"
         if statistics.std <= 0:

@@ -53,8 +53,8 @@ class LakeDays:
     def roll_up(self, check: Callable[[], None], before: LeftOut) -> tuple[list[BuildDay], LeftOut]:
         """Return the days that count, and how many are `build.days` or more older than the newest one.
 
-        `check` is called before each day and raises where the build is to end; a change of what is too old since
-        `before` is logged. LakeError: a segment is damaged. OSError: one cannot be read.
+        `check` is called before each day and raises if the build is to end; a change of what is too old since `before`
+        is logged. LakeError: a segment is damaged. OSError: one cannot be read.
         """
         segments: dict[date, list[Segment]] = {}
         for segment in self.lake.segments():

@@ -99,7 +99,7 @@ class Segment:
     @property
     def footer(self) -> pq.FileMetaData:
         """The Parquet footer. It is not cached, because it takes 50 KB of memory. Raises DamagedError."""
-        with self.damage_told(), self.objects.open(self.key) as file:
+        with self.damage_raised(), self.objects.open(self.key) as file:
             return pq.read_metadata(file)
 
     @cached_property
@@ -120,7 +120,7 @@ class Segment:
             raise DamagedError(self.objects.root, self.key, _NO_FILE, _REMEDY) from error
 
     @contextlib.contextmanager
-    def damage_told(self) -> Iterator[None]:
+    def damage_raised(self) -> Iterator[None]:
         """Convert pyarrow's read errors to DamagedError. I/O errors pass unchanged."""
         try:
             yield

@@ -126,17 +126,15 @@ def drop_samples(
         return 0
     newest = max(days)
     until = newest - timedelta(days=raw_days)
-    gone = [
-        segment
-        for segment in found
-        if segment.day <= until
-        and segment.day in manifests
-        and (
-            not manifests[segment.day].machines_left_out
-            or (build_days is not None and segment.day <= newest - timedelta(days=build_days))
-        )
-        and segment.last <= manifests[segment.day].through.get(segment.origin, -1)
-    ]
+
+    def may_go(segment: Segment) -> bool:
+        slots = manifests.get(segment.day)
+        if slots is None or segment.day > until or segment.last > slots.through.get(segment.origin, -1):
+            return False
+        is_unused = build_days is not None and segment.day <= newest - timedelta(days=build_days)
+        return is_unused or not slots.machines_left_out
+
+    gone = [segment for segment in found if may_go(segment)]
     damaged: dict[date, DamagedError] = {}
     for day in sorted({segment.day for segment in gone}):
         slots = SlotStore(lake, round(manifests[day].slot_s * 1e9))
@@ -240,8 +238,8 @@ def _groups(pieces: Iterator[pa.Table], check: Callable[[], None]) -> Iterator[p
 def _pieces(sources: list[Segment]) -> Iterator[pa.Table]:
     for source in sources:
         source.check_schema()
-        with source.damage_told(), source.objects.open(source.key) as file:
-            source.check(file)  # a damaged source gets no new seal
+        with source.damage_raised(), source.objects.open(source.key) as file:
+            source.check(file)  # a damaged source gets no new checksum
             file.seek(0)
             with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
                 for batch in parquet.iter_batches(_BATCH_ROWS):

@@ -20,15 +20,8 @@ import msgspec
 from central.config import LakeSection
 from central.lake.errors import DamagedError
 from central.lake.segments import Lake, day_of
-from central.roll_ups.compaction import (
-    GRACE_S,
-    MIN_SOURCES,
-    compact_day,
-    drop_samples,
-    drop_slots,
-    is_left_to_late_builds,
-    remove_superseded,
-)
+from central.roll_ups import compaction
+from central.roll_ups.compaction import GRACE_S, MIN_SOURCES, remove_superseded
 from central.roll_ups.store import SlotManifest, SlotStore
 
 _FOLDER = "care"
@@ -118,22 +111,23 @@ class LakeMaintenance:
         return f"{_FOLDER}/{day.isoformat()}.json"
 
     def _run(self, check: Callable[[], None], *, is_all: bool = True) -> MaintenanceDone:
-        section = self.section
+        section, lake = self.section, self.lake
         damaged: list[DamagedError] = []  # costs its own day only
         manifests = self.slots.manifests(damaged)
         merged = self._merged(manifests, damaged, check) if section.compact else []
         check()
-        removed = remove_superseded(self.lake, grace_s=self.grace_s)
+        removed = remove_superseded(lake, grace_s=self.grace_s)
         dropped = slot_days = 0
         if is_all:
             removed += self.slots.remove_unused(self.grace_s)
             check()
             with _noted(damaged):
                 if section.raw_days:
-                    dropped = drop_samples(self.lake, manifests, raw_days=section.raw_days, build_days=self.build_days)
+                    raw_days, build_days = section.raw_days, self.build_days
+                    dropped = compaction.drop_samples(lake, manifests, raw_days=raw_days, build_days=build_days)
             check()
             if section.slot_days:
-                slot_days = drop_slots(self.lake, self.slots, slot_days=section.slot_days)
+                slot_days = compaction.drop_slots(lake, self.slots, slot_days=section.slot_days)
         if damaged:
             raise damaged[0]
         return MaintenanceDone(len(merged), sum(merged), removed, dropped, slot_days)
@@ -144,17 +138,12 @@ class LakeMaintenance:
         """Merge segments of finished days. Returns how many sources each new segment has."""
         merged = []
         unknown = {error.name.rpartition("/")[0] for error in damaged}
-        days = self.lake.days()
+        lake, days = self.lake, self.lake.days()
         for day in days[:-1]:
             check()
+            unrolled_too = compaction.is_left_to_late_builds(day, days[-1]) and self.slots.folder(day) not in unknown
             with _noted(damaged):
-                found = compact_day(
-                    self.lake,
-                    day,
-                    manifests.get(day),
-                    unrolled_too=is_left_to_late_builds(day, days[-1]) and self.slots.folder(day) not in unknown,
-                    check=check,
-                )
+                found = compaction.compact_day(lake, day, manifests.get(day), unrolled_too=unrolled_too, check=check)
                 if found.written:
                     merged.append(found.sources)
         self._left = self._count_small()

@@ -63,11 +63,9 @@ class Novelty:
             raise ValueError(f"middles, widths, spreads and prototypes must have {count} numbers per row")
         if len(prototypes) and not np.abs(prototypes).max() <= _MAX:
             raise ValueError(f"prototypes must be from {-_MAX:g} to {_MAX:g} (value {np.abs(prototypes).max():g})")
-        if neighbours > len(prototypes) // count:
-            raise ValueError(
-                f"neighbours must be 1 to the number of prototypes, {len(prototypes) // count} (value {neighbours})"
-            )
         rows = prototypes.reshape(-1, count)
+        if neighbours > len(rows):
+            raise ValueError(f"neighbours must be 1 to the number of prototypes, {len(rows)} (value {neighbours})")
         return cls(terms, middles, widths, spreads, neighbours, rows, reference, slope, limit)
 
     def places(self, values: Floats, baseline: Floats) -> Floats:
@@ -76,8 +74,7 @@ class Novelty:
 
     def of(self, values: Floats, baseline: Floats) -> Floats:
         """Return the novelty of rows, shape (n,): about 1 at most for rows as in training; NaN: a term is missing."""
-        found = mean_distance(self.places(values, baseline), self.prototypes, self.neighbours)
-        return found / self.reference
+        return mean_distance(self.places(values, baseline), self.prototypes, self.neighbours) / self.reference
 
     def factor(self, novelty: Floats) -> Floats:
         """Return by how much intervals are wider for it, shape (n,)."""

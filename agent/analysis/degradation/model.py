@@ -196,17 +196,16 @@ class Model:
         """
         last_resort = next(i for i, e in enumerate(self.estimators) if e.behaviour is None and e.cpu_level is None)
         chosen = np.full(len(baseline), last_resort)
-        if self.rule is None or len(self.estimators) == 1:
+        rule = self.rule
+        if rule is None or len(self.estimators) == 1:
             return chosen
-        memory, total = (
-            baseline[:, self.inputs.index(name)] for name in (self.rule.memory_stalls, self.rule.total_stalls)
-        )
-        used = used_share(baseline, self.inputs, self.rule.cpu)
+        memory, total = (baseline[:, self.inputs.index(name)] for name in (rule.memory_stalls, rule.total_stalls))
+        used = used_share(baseline, self.inputs, rule.cpu)
         levels = np.array([
             [e.cpu_level if e.behaviour == b and e.cpu_level is not None else math.inf for e in self.estimators]
             for b in (CPU_BOUND, MEMORY_BOUND)
         ])  # fmt: skip
-        is_memory_bound = memory >= self.rule.memory_bound_from * total
+        is_memory_bound = memory >= rule.memory_bound_from * total
         distances = np.abs(levels[is_memory_bound.astype(np.int64)] - np.nan_to_num(used)[:, None])
         nearest = distances.argmin(axis=1)
         is_near = ~np.isnan(memory + total + used) & (distances.min(axis=1) <= LEVEL_REACH)
@@ -295,8 +294,7 @@ def _parsed(data: Mapping[str, Any]) -> Model:
         signals = memory, total, cpu = str(given["memory_stalls"]), str(given["total_stalls"]), str(given["cpu"])
         rule = Rule(memory, total, number(given, "memory_bound_from", _SHARE), cpu)
     inputs = tuple(dict.fromkeys((*features, *signals)))
-    method = str(data["choice"]["method"])
-    baselines = data["baselines"]
+    method, baselines = str(data["choice"]["method"]), data["baselines"]
     model = Model(
         target=str(data["target"]),
         nominal=number(data, "nominal", NOMINAL),

@@ -52,9 +52,8 @@ class Terms:
             scales = [number(term, "scale", SCALE) for term in data]
             if not columns:
                 raise ValueError("there must be one or more")
-            for form in forms:
-                if form not in FORMS:
-                    raise ValueError(f"form must be one of {', '.join(FORMS)} (value {form})")
+            if wrong := [form for form in forms if form not in FORMS]:
+                raise ValueError(f"form must be one of {', '.join(FORMS)} (value {wrong[0]})")
         return cls(np.array(columns, dtype=np.int64), forms, np.array(scales, dtype=np.float64))
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -138,7 +137,7 @@ class Trees:
         return result
 
     def _sums(self, terms: Floats) -> Floats:
-        """Return base + factor * the sum of leaves, for all rows and trees at once, level by level."""
+        """Return base + factor * the sum of leaves, for all rows and trees together, level by level."""
         rows, trees = len(terms), len(self.roots)
         at = np.tile(self.roots, rows)
         offset = np.repeat(np.arange(rows) * terms.shape[1], trees)

@@ -29,7 +29,7 @@ from agent.analysis.detectors.baseline import Baselines, BaselineSettings, dumpe
 from agent.analysis.detectors.detector_words import Judged, Reasons
 from agent.analysis.detectors.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 from agent.analysis.detectors.workers import WorkersRule
-from agent.analysis.signals import IDLE, INDEX, SIGNALS, Bools, Floats, Tick, Values, load_factors
+from agent.analysis.signals import IDLE, INDEX, SIGNALS, SUMS, Bools, Floats, Tick, Values, load_factors
 from agent.analysis.verdict import BEHAVIOURS
 
 _FORMAT = 1
@@ -49,19 +49,7 @@ _LEAST: Floats = np.log([act.least_ratio for act in ACTS])
 _FLOORS = np.log([act.floor for act in ACTS])
 _LOAD_STD = np.array([symptom.load_std for symptom in SYMPTOMS])
 #: Signals that are proportional to the VM's load: their baseline is meant at the load that it has now.
-_ELASTIC = [
-    INDEX[name]
-    for name in (
-        "guest_ratio",
-        "cpu_usage_cores",
-        "gips",
-        "memory_bandwidth_bytes_per_s",
-        "disk_bytes_per_s",
-        "disk_ops_per_s",
-        "storage_bytes_per_s",
-        "network_bytes_per_s",
-    )
-]
+_ELASTIC = [INDEX[name] for name in ("guest_ratio", "cpu_usage_cores", "gips", "memory_bandwidth_bytes_per_s", *SUMS)]
 _MAX_GUEST_RATIO = 0.9
 _MAX_SCORE = 20.0
 _MAX_SLOWING = 3.0  # a logarithm: larger ones mean no more
@@ -144,10 +132,7 @@ class Detector:
         return {"format": _FORMAT, "unix_s": now_unix_s, "vms": self._baselines.dump()}
 
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
-        """Take back what `dump` returned, for VMs in the same epoch; the older the less it counts.
-
-        ValueError where it is not of `dump`; then nothing was taken.
-        """
+        """Take back a `dump`, for VMs in the same epoch; the older the less it counts. ValueError: it is not one."""
         self._baselines.restore(*dumped_vms(data, now_unix_s, _FORMAT))
 
     # --- judging ---
