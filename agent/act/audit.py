@@ -63,7 +63,7 @@ class Audit:
         self._max = max_bytes
 
     def write(self, line: Line) -> None:
-        """Append a line and sync it; OSError where that fails."""
+        """Append a line and sync it; OSError if that fails."""
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_size >= self._max:
                 self._path.replace(self._path.with_suffix(".jsonl.1"))

@@ -1,7 +1,7 @@
 """CPU limits of VMs without libvirt, by `cpu.max` of the VM's own control group (v2).
 
 Proxmox and bare QEMUs keep no live quota elsewhere, so a state is the file's text: "QUOTA PERIOD" in microseconds,
-QUOTA "max" where there is none. It limits the whole VM, its vCPUs and QEMU's other threads together. It ends with the
+QUOTA "max" if there is none. It limits the whole VM, its vCPUs and QEMU's other threads together. It ends with the
 control group, so at a restart of the VM, and does not move with a migration.
 """
 
@@ -81,7 +81,7 @@ class CpuMax(Backend):
     def write(self, vm: str, state: str) -> None:
         """Set quota and period, and check that the kernel has taken them."""
         with self._errors_of(vm):
-            # Not by Path.write_text: it would make a file where the group is gone.
+            # Not by Path.write_text: it would make a file after the group is gone.
             descriptor = os.open(self._file, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
             try:
                 os.write(descriptor, f"{state}\n".encode())

@@ -30,7 +30,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a service has left nothing in force in its folder; False where that cannot be read."""
+    """Whether a service has left nothing in force in its folder; False if that cannot be read."""
     try:
         return not _read(folder / "journal.json").records
     except UnavailableError:

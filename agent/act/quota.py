@@ -1,7 +1,7 @@
 """vCPU quotas by libvirt's own `virsh`, the command that recommendations show.
 
-Each call is a process of its own, so a libvirt that hangs is ended with it and does not hang the service. A state is
-"QUOTA/PERIOD" of each vCPU in microseconds, QUOTA -1 where there is none. Only the live VM is changed: a restart of it,
+Each call is a separate process, so a libvirt that hangs is ended with it and does not hang the service. A state is
+"QUOTA/PERIOD" of each vCPU in microseconds, QUOTA -1 if there is none. Only the live VM is changed: a restart of it,
 or of the host, undoes the limit too.
 """
 

@@ -133,7 +133,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """One way to limit VMs; a VM's state is a text. All methods raise `ActError` where it fails."""
+    """One way to limit VMs; a VM's state is a text. All methods raise `ActError` if it fails."""
 
     #: How long after an interrupted `write` the state may still change. 0: the kernel is done when a call returns.
     settles_s: float = 0.0

@@ -48,7 +48,7 @@ class Resctrl(Backend):
         self._proc = proc_root
 
     def read(self, vm: str) -> str | None:
-        """Return the schemata of the VM's group, "" where it has none."""
+        """Return the schemata of the VM's group, "" if it has none."""
         with self._errors_of(vm):
             group = self._group(vm)
             if group.is_dir():

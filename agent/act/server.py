@@ -166,7 +166,7 @@ class Server:
             raise ActError(f"left in force: {len(left)} limits (VMs {vms}: {left[0].trouble}); {remedy}")
 
     async def _work(self, call: Callable[[], _T]) -> _T:
-        """Call it in the one thread. A started call runs to its end, even where its waiter was cancelled."""
+        """Call it in the one thread. A started call runs to its end, even if its waiter was cancelled."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._worker, call))
 
     async def _every(self, seconds: float, call: Callable[[], object]) -> None:

@@ -310,7 +310,7 @@ class CoefficientStore:
                 continue
             self._file_is_good = path == self._path
             if problem:
-                self._log.warning("the coefficients saved before these are used", path=str(path))
+                self._log.warning("the previously saved coefficients are used", path=str(path))
             return held
         if problem:
             self._log.warning("starting without coefficients: central sends them", path=str(self._path))

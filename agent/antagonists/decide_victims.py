@@ -67,7 +67,7 @@ class _VmState:
 class Decisions:
     """All decisions of one host. Single-threaded: all calls from the daemon's loop.
 
-    An analysis is None where it is off or could not be started.
+    An analysis is None if it is off or could not be started.
     """
 
     def __init__(self, config: AgentConfig, cloud_white: CloudWhite | None, analysis: HostAnalysis | None) -> None:

@@ -97,7 +97,7 @@ class HostAnalysis:
         self._now_unix_ns = 0
         self._last: dict[str, VmSlot] = {}
         self._suspects: tuple[SuspectView, ...] = ()
-        #: The VMs that suffer by this analysis, with their slow-down: latency-sensitive, above their threshold, where
+        #: The VMs that suffer by this analysis, with their slow-down: latency-sensitive, above their threshold, while
         #: there is contention.
         self.suffering: dict[str, Degradation] = {}
         self._by_uuid: dict[str, SuspectView] = {}
@@ -105,7 +105,7 @@ class HostAnalysis:
 
     @property
     def mn_cpi(self) -> float | None:
-        """Equation (2) as it is compared with its threshold, of the worst domain; None where no CPI can be judged."""
+        """Equation (2) as it is compared with its threshold, of the worst domain; None if no CPI can be judged."""
         return self._worst().value
 
     @property
@@ -281,7 +281,7 @@ class HostAnalysis:
     def _rank(self, tasks: list[TaskSlot]) -> tuple[SuspectView, ...]:
         known = {job: self._store.coefficient(job, self._now_unix_ns) for job in {t.job for t in tasks}}
         coefficients = {job: coefficient.value for job, coefficient in known.items() if coefficient is not None}
-        # They are of one method: rows of another one have other tags, so that they replace all others at once.
+        # They are of one method: rows of another one have other tags, so that they replace all others.
         method = next((coefficient.method for coefficient in known.values() if coefficient is not None), "")
         unknown = Reason.STALE if self._store.expired(self._now_unix_ns) else Reason.NO_COEFFICIENTS
         return tuple(

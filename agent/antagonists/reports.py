@@ -15,9 +15,9 @@ _CHANGE_NS = 60 * 10**9  # a change of victims is reported no sooner than this a
 
 @dataclass(frozen=True, slots=True)
 class TriggerVictim:
-    """A victim. CPI over the slot in cycles per instruction; NaN where a number is not known.
+    """A victim. CPI over the slot in cycles per instruction; NaN if a number is not known.
 
-    `threshold_cpi`: mean + 2 std of its job. `suspect`: UUID of its first suspect, "" where no VM is blamed.
+    `threshold_cpi`: mean + 2 std of its job. `suspect`: UUID of its first suspect, "" if no VM is blamed.
     """
 
     vm: str

@@ -24,7 +24,7 @@ from central.roll_ups.failing_machines import failing, is_of_memory, is_of_rows
 from central.roll_ups.store import SlotStore
 from whitepanda.common import log
 
-_LEFT_OUT_FILE = "machines_left_out.parquet"  # of a state's folder, where there are such
+_LEFT_OUT_FILE = "machines_left_out.parquet"  # of a state's folder, if any
 
 _log = log.get("builds")
 _PARTS_SHORT_OF_MEMORY = 24  # of a day, merged one after the other

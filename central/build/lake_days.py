@@ -30,7 +30,7 @@ _log = log.get("builds")
 
 @dataclass(frozen=True, slots=True)
 class BuildDay:
-    """One day of the lake that counts, its slots when the build began, and where its state is or will be."""
+    """One day of the lake that counts, its slots when the build began, and the folder of its state."""
 
     day: date
     digest: str

@@ -53,7 +53,7 @@ def day_scales(slots: ir.Table) -> ir.Table:
 
     Returns:
         job, platform, day (its first nanosecond since 1970), code (of the job), and samples, location, scale; 0 and
-        null where no latency-sensitive task has a CPI.
+        null if no latency-sensitive task has a CPI.
     """
     rows = _with_log_cpi(slots)
     x = rows["_x"]
@@ -87,7 +87,7 @@ def _with_log_cpi(slots: ir.Table) -> ir.Table:
 
 
 def write_state(opened: AnyEngine, slots: ir.Table, slot_ns: int, folder: Path) -> None:
-    """Write `STATE_FILES` of task slots of whole days into `folder`, which is there and empty.
+    """Write `STATE_FILES` of task slots of whole days into the empty `folder`.
 
     `slots`: columns as of `panda_state.task_slots`, better from a file, as they are read three times.
     """
@@ -215,7 +215,7 @@ class _Totals:
         self._values = values
         self._size = size
         self._seen: npt.NDArray[np.bool_] | None = None
-        self._sums: list[Floats] = []  # by key, where something was seen
+        self._sums: list[Floats] = []  # by key, if any was seen
         self._parts: list[tuple[Ints, list[Floats]]] = []
         self._rows = 0
 

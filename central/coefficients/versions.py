@@ -159,7 +159,7 @@ def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _check_finite(tables: dict[str, pa.Table]) -> None:
-    """Raise NotFiniteError where a value is NaN or infinite; what is unknown is null."""
+    """Raise NotFiniteError if a value is NaN or infinite; what is unknown is null."""
     for file, table in tables.items():
         for name, column in zip(table.schema.names, table.columns, strict=True):
             if not pa.types.is_floating(column.type):

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from central.lake.errors import NotFiniteError
 
-#: Where more machines fail than this, it is not their rows: the build fails as before.
+#: If more machines fail than this, their rows are not the cause: the build fails as before.
 MAX_LEFT_OUT = 100
 
 
@@ -52,7 +52,7 @@ def failing(machines: Sequence[str], error: Exception, build: Callable[[Sequence
         raise error
     good: list[str] = []
     found: list[str] = []
-    waiting = _halves(names)  # a stack of parts that are not known to go through beside `good`
+    waiting = _halves(names)  # a stack of parts that are not known to go through together with `good`
     while waiting:
         part = waiting.pop()
         if goes_through([*good, *part]):

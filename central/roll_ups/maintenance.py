@@ -26,7 +26,7 @@ from central.roll_ups.store import SlotManifest, SlotStore
 
 _FOLDER = "care"
 _KEPT_MARKS = 7
-_CROWD = 1000  # small segments of finished days, where a journal has at least `MIN_SOURCES` of a day
+_CROWD = 1000  # small segments of finished days, if a journal has at least `MIN_SOURCES` of a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class MaintenanceDone:
 
 @dataclass(slots=True)
 class LakeMaintenance:
-    """One replica's part in it. Methods raise OSError where the lake cannot be read or written.
+    """One replica's part in it. Methods raise OSError if the lake cannot be read or written.
 
     `slots` are of the length that builds read, which look `build_days` back (see `drop_samples`). Merged segments stay
     `grace_s` for readers that listed them before.

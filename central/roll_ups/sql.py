@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 #: Sums over the windows of one task (vm) that begin in one slot. `usage` and `cpi` are sums of value * duration, their
-#: times the durations of the windows that have the value; cycles and instructions are null where no window has them.
+#: times the durations of the windows that have the value; cycles and instructions are null if no window has them.
 SLOTS = pa.schema(
     {
         "machine": pa.string(),

@@ -69,7 +69,7 @@ def is_spared(suspect: Suspect, situation: Situation) -> bool:
 
 
 def is_left_alone(suspect: Suspect, situation: Situation) -> bool:
-    """Whether limiting a suspect's CPU is not worth it; never where the host itself found that it inflicts."""
+    """Whether limiting a suspect's CPU is not worth it; never if the host itself found that it inflicts."""
     return not suspect.inflicts and (is_small_part(suspect, situation) or is_spared(suspect, situation))
 
 

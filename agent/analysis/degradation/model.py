@@ -21,7 +21,7 @@ Source: "Cloud White", section 6. `whitepanda degradation fit` writes the model'
                  "ranges": [{"column": 0, "form": "raw" | "relative", "low": 0.2, "high": 1.9, "scale": 1.0}, ...]}],
      "provenance": {...}}                  its fit and data; not read here
 
-`values` of groups are in the order of `inputs` (features, then the rule's other signals), null where not known.
+`values` of groups are in the order of `inputs` (features, then the rule's other signals), null if not known.
 A model's last resort is the one of `models` with neither behaviour nor level.
 """
 
@@ -131,7 +131,7 @@ class GroupBaseline:
 def used_share(baseline: Floats, inputs: Sequence[str], cpu: str) -> Floats:
     """Return what share of its workers each VM uses at its baseline (n, len(inputs)), shape (n,), for CPU levels.
 
-    A queue's delay follows the use of its servers: 1 - `vcpu_idle_ratio` where that is an input, else `cpu`, the rule's
+    A queue's delay follows the use of its servers: 1 - `vcpu_idle_ratio` if that is an input, else `cpu`, the rule's
     share of the vCPUs.
     """
     return 1.0 - baseline[:, inputs.index(IDLE)] if IDLE in inputs else baseline[:, inputs.index(cpu)]
@@ -167,7 +167,7 @@ class Model:
     estimators: tuple[SubModel, ...]
 
     def predict(self, values: Floats, baseline: Floats, baseline_rows: Ints | None = None) -> Estimates:
-        """Estimate the degradation of `values`, shape (n, len(inputs)), each in its own unit, NaN where not known.
+        """Estimate the degradation of `values`, shape (n, len(inputs)), each in its own unit, NaN if not known.
 
         `baseline`: likewise, without interference. `baseline_rows`: shape (n,): of how many ticks each baseline is the
         mean; None: of enough.
@@ -216,7 +216,7 @@ class Model:
         """Return how far measured seconds scatter around estimates within a run; intervals cover more than that.
 
         `values` and `baseline` as for `predict`; `degradation`: shape (n,), NaN: as without interference. Returns
-        standard deviations of the logarithm, shape (n,); NaN where the model does not know.
+        standard deviations of the logarithm, shape (n,); NaN if the model does not know.
         """
         found = np.full(len(values), math.nan)
         chosen = self.choose(baseline)

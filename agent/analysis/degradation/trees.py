@@ -126,7 +126,7 @@ class Trees:
     def predict(self, values: Floats, baseline: Floats) -> Floats:
         """Estimate the degradation from features (n, k) in their own units and the same without interference.
 
-        Returns shape (n,), relative to the baseline: 1 = as without interference. NaN where a term is not known, and
+        Returns shape (n,), relative to the baseline: 1 = as without interference. NaN if a term is not known, and
         where the sum is outside the link's domain.
         """
         terms = self.terms.of(values, baseline)
@@ -184,7 +184,7 @@ def numbers_of(text: Any, name: str, kind: type[np.generic]) -> NDArray[Any]:
 
 
 def _right_sides(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find the roots of the trees in preorder, and each split's right side; ValueError where one is cut off."""
+    """Find the roots of the trees in preorder, and each split's right side; ValueError if one is cut off."""
     right = np.zeros(len(columns), dtype=np.int64)
     whole: list[int] = []  # where the trees begin that are read so far, from the end; the last is the leftmost
     for place, column in zip(range(len(columns) - 1, -1, -1), columns[::-1].tolist(), strict=True):

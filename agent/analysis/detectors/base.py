@@ -38,7 +38,7 @@ class Detection:
     def baseline(self) -> Values:
         """Each signal's baseline at the VM's present load, in its own unit.
 
-        Shape (VMs, SIGNALS); NaN where it is not ready or not known.
+        Shape (VMs, SIGNALS); NaN if it is not ready or not known.
         """
         return self.make_baseline()
 

@@ -136,7 +136,7 @@ class Baselines:
             self._ring[at] = filled
 
     def window(self, ticks: int) -> Floats:
-        """Return the means of the last `ticks` values, shape (VMs, noisy columns); NaN where none was known."""
+        """Return the means of the last `ticks` values, shape (VMs, noisy columns); NaN if none was known."""
         found = self._windows.get(ticks)
         if found is None:
             end = self._cursor + self._settings.long_ticks + 1
@@ -184,7 +184,7 @@ class Baselines:
     # --- learning ---
 
     def learn(self, values: Floats, elapsed_s: float, *, quiet: Bools, held: Bools) -> None:
-        """Learn from a tick's `values`, shape (VMs, columns), NaN where not known.
+        """Learn from a tick's `values`, shape (VMs, columns), NaN if not known.
 
         `quiet`, (VMs,): rows that learn as usual; `held`: rows that learn with the long time constant. Others learn
         nothing.
@@ -207,7 +207,7 @@ class Baselines:
         deviation[np.isnan(deviation)] = 0.0
         limit = _CLIP * _TO_STD * self._spread
         limit[self.count < _PLAIN_TICKS] = np.inf
-        # Where values never varied a limit of 0 would freeze the mean: a first change counts a little.
+        # If values never varied, a limit of 0 would freeze the mean: a first change counts a little.
         limit = np.fmax(limit, 1e-3 * np.abs(self.mean) + 1e-9)
         if some_held:
             limit[held] = np.inf
@@ -352,7 +352,7 @@ class Baselines:
 
 
 def old_rows(old: Sequence[VmKey], new: Sequence[VmKey]) -> NDArray[np.int64]:
-    """Return each new VM's old row, -1 where it has none."""
+    """Return each new VM's old row, -1 if it has none."""
     places = {key: row for row, key in enumerate(old)}
     return np.array([places.get(key, -1) for key in new], np.int64)
 

@@ -1,10 +1,10 @@
-"""whitepanda's detector of interference: who suffers, by evidence of its own; who does more than usual meanwhile.
+"""whitepanda's detector of interference: who suffers, by its own evidence; who does more than usual meanwhile.
 
 After "Cloud White", section 4, whose fixed percentages and victims by association it replaces (`paper_detector`):
 
-- a VM has *grown* where something that it does (`symptoms.ACTS`: instructions, memory bandwidth, disk, network;
-  CPU time where instructions are not known) exceeds its baseline by a least ratio and a multiple of its own noise;
-- a VM *suffers* where symptoms of one kind (`symptoms.SYMPTOMS`) exceed what is expected at its present load and
+- a VM has *grown* if something that it does (`symptoms.ACTS`: instructions, memory bandwidth, disk, network;
+  CPU time if instructions are not known) exceeds its baseline by a least ratio and a multiple of its own noise;
+- a VM *suffers* if symptoms of one kind (`symptoms.SYMPTOMS`) exceed what is expected at its present load and
   clock by a multiple of their noise, and mean at least some delay. Little is enough while another VM has grown in what
   can cause this kind. Without one, only waiting for CPUs and I/O counts, and it must be much: a lower IPC is then its
   own doing;
@@ -66,7 +66,7 @@ _OWN_CLOCK = 0.05  # a clock lower than the other VMs' by more is the VM's own d
 class DetectorSettings:
     """Thresholds. Factors are of the noise's standard deviation, delays are relative (0.05 is 5 %).
 
-    `*_alone`: where no other VM has grown in what could be the cause.
+    `*_alone`: if no other VM has grown in what could be the cause.
     """
 
     grown_factor: float = 5.0
@@ -76,7 +76,7 @@ class DetectorSettings:
     suffers_delay_alone: float = 0.25
     hysteresis: float = 0.5
     inflicting_ratio: float = 1.4  # growth from which a VM inflicts even if no VM suffers
-    odd_factor: float = 5.0  # a score above this without a cause is not learnt at once
+    odd_factor: float = 5.0  # a score above this without a cause is not learnt immediately
     better_factor: float = 5.0  # a VM better by this for long has a baseline that was learnt under stress
     suspicion_s: float = 600.0  # how long nothing is learnt from unusual VMs that hurt no other
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
@@ -317,7 +317,7 @@ def _main_growth(grown: Bools, growth: Floats, now: Floats, usual: Floats) -> Fl
 
 
 def _baseline_at(mean: Floats, log_gips: Floats, ready: Bools, factors: Floats) -> Values:
-    """Return the signals' baselines at each VM's present load, NaN where not ready.
+    """Return the signals' baselines at each VM's present load, NaN if not ready.
 
     `mean`, (VMs, columns): the baselines, up to the one of log(GIPS + floor); `log_gips`, (VMs,): over the last ticks.
     """
@@ -352,7 +352,7 @@ def _by_kind(deviation: Floats, std: Floats, guest_ratio: Floats) -> tuple[Float
 
     Core: the scores' sum over the standard deviation of that sum; the slow-down is the symptoms' mean weighted by
     1 / variance. Other kinds: the largest. A slow-down of service is felt as a longer delay the busier the VM is: at
-    use u by 1 / (1 - u), as in a queue. NaN where no symptom of the kind is known.
+    use u by 1 / (1 - u), as in a queue. NaN if no symptom of the kind is known.
     """
     busy = np.minimum(np.where(np.isnan(guest_ratio), 0.0, guest_ratio), _MAX_GUEST_RATIO)
     score = np.full((len(deviation), len(KINDS)), math.nan)

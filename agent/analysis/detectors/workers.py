@@ -43,7 +43,7 @@ def running_shares(offered: Floats, vcpus: int) -> Floats:
     """Return in what share of the samples k workers are busy: the stationary distribution of M/M/w queues.
 
     `offered`: shape (n,), loads a in workers. Returns shape (n, V, V + 1): by load, w - 1 and k = 0..V (vCPUs); at k =
-    w the whole tail. 0 where a >= w: no such queue lasts.
+    w the whole tail. 0 if a >= w: no such queue lasts.
     """
     # More than all of them is as impossible as all of them.
     a = np.clip(offered, _MIN_LOAD, vcpus)[:, None]
@@ -62,7 +62,7 @@ def running_shares(offered: Floats, vcpus: int) -> Floats:
 
 
 def posteriors(samples: Floats, offered: Floats) -> Floats:
-    """Return how likely 1..V workers are, shape (n, V), with a flat prior; all 0 where none is possible.
+    """Return how likely 1..V workers are, shape (n, V), with a flat prior; all 0 if none is possible.
 
     `samples`: shape (n, V + 1): in how many samples k threads ran, aged. `offered`: shape (n,), loads in workers; NaN:
     not known.
@@ -97,7 +97,7 @@ class WorkersRule:
         self._group: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def match(self, source: NDArray[np.int64], keys: Sequence[VmKey]) -> None:
-        """Take other VMs: `source` has the old row of each, -1 where it is new."""
+        """Take other VMs: `source` has the old row of each, -1 if it is new."""
         defaults = (0, np.nan, np.nan)
         self.found = LearntWorkers(*(taken(a, source, d) for a, d in zip(self.found, defaults, strict=True)))
         self._vcpus = np.array([key.vcpus for key in keys], np.int64)
