@@ -168,11 +168,11 @@ class Actor:
     def in_force(self) -> tuple[Listing, ...]:
         """Return all actions, with what is left of their time."""
         now = self.clock.boot_ns()
-        left_s = [max(0.0, (one.until_boot_ns - now) / 1e9) for one in self.journal.records]
-        return tuple(
-            Listing(one, seconds if one.boot_id == self.boot_id else 0.0, self._watch(one).trouble)
-            for one, seconds in zip(self.journal.records, left_s, strict=True)
-        )
+
+        def left_s(one: Record) -> float:
+            return max(0.0, (one.until_boot_ns - now) / 1e9) if one.boot_id == self.boot_id else 0.0
+
+        return tuple(Listing(one, left_s(one), self._watch(one).trouble) for one in self.journal.records)
 
     def _running(self, name: str) -> Iterator[Named]:
         return (Named(vm.uuid, vm.name, f"{vm.manager}, process {vm.pid}") for vm in self.vms(name))

@@ -28,9 +28,7 @@ class Virsh:
     def __init__(
         self, uri: str, deadline_s: float, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
     ) -> None:
-        self._uri = uri
-        self._deadline_s = deadline_s
-        self._run = run
+        self._uri, self._deadline_s, self._run = uri, deadline_s, run
 
     def words(self, *arguments: str) -> list[str]:
         """Return the command."""

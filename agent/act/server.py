@@ -107,9 +107,7 @@ class Server:
     """The socket and the timers. `stop_s`: how long undoing is retried at the end. `ready` is set once it answers."""
 
     def __init__(self, section: ActSection, actor: Actor, stop_s: float = _STOP_S) -> None:
-        self._section = section
-        self._stop_s = stop_s
-        self._actor = actor
+        self._section, self._actor, self._stop_s = section, actor, stop_s
         self._worker = ThreadPoolExecutor(1, "act")
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()

@@ -70,11 +70,9 @@ class Builder(BuildStatus):
         self._slots = SlotStore(lake, round(section.slot_s * 1e9))
         self._days = LakeDays(section, lake, self._slots, self._states, self._switch, clock_unix_ns)
         self._computer = DayComputer(section, self._slots, self._states, self._switch, is_short=is_short)
-        self._maintenance = (
-            None
-            if lake_section is None
-            else LakeMaintenance(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns, build_days=section.days)
-        )
+        self._maintenance: LakeMaintenance | None = None
+        if lake_section is not None:
+            self._maintenance = LakeMaintenance(lake_section, lake, self._slots, clock_unix_ns, section.days)
         self._maintenance_error = ""
         self._is_taken = False  # by the last `_build`: the version was another replica's
         self._one_at_a_time = threading.Lock()
@@ -104,12 +102,8 @@ class Builder(BuildStatus):
             if number is not None and self._is_taken:
                 self._log.info("version of another replica taken", version=number)
             elif number is not None:
-                self._log.info(
-                    "version built",
-                    version=number,
-                    seconds=round(time.monotonic() - began, 3),
-                    days_computed=self.last_days_computed,
-                )
+                seconds = round(time.monotonic() - began, 3)
+                self._log.info("version built", version=number, seconds=seconds, days_computed=self.last_days_computed)
             return number
 
     def _build(self) -> int | None:

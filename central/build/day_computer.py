@@ -111,12 +111,8 @@ class DayComputer:
             pq.write_table(pa.table({"machine": pa.array(left_out, pa.string())}), folder / _LEFT_OUT_FILE)
             if new := sorted(set(left_out) - self.slots.known_left_out):
                 self.slots.known_left_out.update(new)
-                _log.warning(
-                    "rows of machines make a build fail and are left out",
-                    day=day.day.isoformat(),
-                    machines=new,
-                    error=line_of(error),
-                )
+                facts = {"day": day.day.isoformat(), "machines": new, "error": line_of(error)}
+                _log.warning("rows of machines make a build fail and are left out", **facts)
         self.states.put(folder, day.folder)
 
     def _write_slots(

@@ -111,12 +111,8 @@ class LakeDays:
             self._rows[day] = (names, rows)
         found = LeftOut(len(self._rows), sum(rows for _, rows in self._rows.values()))
         if found != before:
-            _log.info(
-                "days are too old to count: build.days before the newest day of the lake, or more",
-                days_left_out=found.days,
-                rows_left_out=found.rows,
-                build_days=self.section.days,
-            )
+            counts = {"days_left_out": found.days, "rows_left_out": found.rows, "build_days": self.section.days}
+            _log.info("days are too old to count: build.days before the newest day of the lake, or more", **counts)
         return found
 
 

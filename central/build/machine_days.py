@@ -108,10 +108,9 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
     `rows` are `machine`, `slot_start_ns`, `job`, `usage`, and `n_cpi` as from `robust_n_cpi` but not cut yet, null
     except for latency-sensitive tasks; slots are of `slot_ns`.
 
-    Returns:
-        `PAIRS` (job, other, in order): within, between_days. `JOBS` (job): job_within, job_between_days, samples,
-        sum_usage_squared. `MACHINE_JOBS` (machine, job): usage, product. `MACHINES` (machine): slots, sum_y,
-        sum_y_squared. `TOTAL`: as `total`.
+    Returns `PAIRS` (job, other, in order): within, between_days. `JOBS` (job): job_within, job_between_days, samples,
+    sum_usage_squared. `MACHINE_JOBS` (machine, job): usage, product. `MACHINES` (machine): slots, sum_y, sum_y_squared.
+    `TOTAL`: as `total`.
     """
     sums = _Sums()
     for day in _machine_days(rows, slot_ns, "n_cpi"):
@@ -140,9 +139,8 @@ def panda(rows: pa.Table, slot_ns: int) -> pa.Table:
     `rows` are `machine`, `slot_start_ns`, `job`, `usage`, `cpi` (null except for latency-sensitive tasks), and `group`,
     a number of job and platform; slots are of `slot_ns`.
 
-    Returns:
-        `PAIRS` (job, group of the latency-sensitive one): usage_cpi, usage; without pairs that never met. `JOBS`
-        (job): sum_usage_squared, samples.
+    Returns `PAIRS` (job, group of the latency-sensitive one): usage_cpi, usage; without pairs that never met. `JOBS`
+    (job): sum_usage_squared, samples.
     """
     sums = _Sums()
     for day in _machine_days(rows, slot_ns, "cpi"):

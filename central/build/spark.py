@@ -19,9 +19,6 @@ from central.build.machine_days import DAY_NS, Kernel
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
 
-_NAME = "whitepanda"
-_FOLDER_SUFFIX = ".spark"
-
 
 def is_spark_error(error: BaseException) -> bool:
     """Return whether Spark raised this; its classes can be named only where it is installed."""
@@ -56,7 +53,7 @@ class SparkEngine(contextlib.AbstractContextManager["SparkEngine"]):
         if master.startswith("local"):
             # Workers of this machine, with what is installed here. PySpark asks for this name in the environment alone.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.master(master).appName(_NAME)
+        builder = SparkSession.builder.master(master).appName("whitepanda")
         try:
             self._session: Any = builder.config(map=settings).getOrCreate()
         except Exception as error:  # pyspark's own, or Java's
@@ -105,7 +102,7 @@ class SparkEngine(contextlib.AbstractContextManager["SparkEngine"]):
 
     @staticmethod
     def _write(frame: Any, path: Path) -> None:
-        folder = path.with_name(path.name + _FOLDER_SUFFIX)
+        folder = path.with_name(path.name + ".spark")
         # Not `coalesce`, which would have one worker compute all of it.
         frame.repartition(1).write.mode("overwrite").parquet(str(folder.resolve()))
         try:

@@ -51,9 +51,8 @@ def day_scales(slots: ir.Table) -> ir.Table:
     Median, and IQR / 1.349 with linear interpolation, are per job, platform and day over latency-sensitive tasks
     with a CPI, as in `central.models.antagonists.whitepanda.robust_n_cpi`.
 
-    Returns:
-        job, platform, day (its first nanosecond since 1970), code (of the job), and samples, location, scale; 0 and
-        null if no latency-sensitive task has a CPI.
+    Returns job, platform, day (its first nanosecond since 1970), code (of the job), and samples, location, scale; 0 and
+    null if no latency-sensitive task has a CPI.
     """
     rows = _with_log_cpi(slots)
     x = rows["_x"]

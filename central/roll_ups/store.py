@@ -262,12 +262,9 @@ class SlotStore:
             self.check(part, slots=bool(merged))
         with ManifestCommit(self._lake.objects, self._name(day, number)) as commit:
             files = commit.draft(slots), commit.draft(batches)
+            older = [part.batches for part in old], [part.slots for part in merged]
             counted, duplicates, left_out = self._written(
-                connection,
-                new,
-                ([part.batches for part in old], [part.slots for part in merged]),
-                files,
-                may_leave_out_for_memory=is_short and len(new) == 1,
+                connection, new, older, files, may_leave_out_for_memory=is_short and len(new) == 1
             )
             part = SlotPart(
                 slots=slots,
@@ -324,11 +321,8 @@ class SlotStore:
             left_out = failing(_machines(segment.path for segment in new), error, write)
             if new_ones := sorted(set(left_out) - self.known_left_out):
                 self.known_left_out.update(new_ones)
-                self._log.warning(
-                    "rows of machines cannot be rolled up and are left out",
-                    machines=new_ones,
-                    error=(str(error).splitlines() or [""])[0],
-                )
+                why = (str(error).splitlines() or [""])[0]
+                self._log.warning("rows of machines cannot be rolled up and are left out", machines=new_ones, error=why)
             return (*write(left_out), left_out)
 
     def _read(self, name: str) -> SlotManifest:

@@ -276,10 +276,8 @@ class Detector:
         quiet = ~held & (~suspicious | (self._suspect_s > settings.suspicion_s))
         alone = grown.sum() - grown == 0
         baselines.learn_load(judged.ready & alone, judged.shift, judged.by_load, elapsed_s)
-        if not grown.any():
-            better = self._better(judged)
-            if better is not None:
-                baselines.relearn(better)
+        if not grown.any() and (better := self._better(judged)) is not None:
+            baselines.relearn(better)
         baselines.learn(values, elapsed_s, quiet=quiet, held=held)
         if running is not None:
             baselines.learn_samples(running, elapsed_s, quiet=quiet)

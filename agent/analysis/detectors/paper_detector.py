@@ -181,15 +181,10 @@ class _Reasons:
         reason = _reason(behaviour, self.now[row], self.usual[row], settings, ticks)
         if self.estimate[row] and not active:
             reason += _STILL_ESTIMATED
-        return Verdict(
-            behaviour=behaviour,
-            reason=reason,
-            evidence=_evidence(self.now[row], self.usual[row], factors) if active else (),
-            since_ns=round(float(self.since_s[row]) * 1e9),
-            culprits=self._culprits if behaviour == "victim" else (),
-            baseline_ticks=ticks,
-            baseline_ready=bool(self.ready[row]),
-        )
+        evidence = _evidence(self.now[row], self.usual[row], factors) if active else ()
+        culprits = self._culprits if behaviour == "victim" else ()
+        since_ns, is_ready = round(float(self.since_s[row]) * 1e9), bool(self.ready[row])
+        return Verdict(behaviour, reason, since_ns, evidence, culprits, ticks, is_ready)
 
     @cached_property
     def _culprits(self) -> tuple[str, ...]:
