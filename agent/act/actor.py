@@ -43,7 +43,7 @@ class Clock:
 
 @dataclass(slots=True)
 class _Watched:
-    """State of an action that is lost with the process. `why` it is to be undone; "": it is not."""
+    """State of an action that is lost with the process. `why`: the reason to undo it; "": none."""
 
     worse_samples: int = 0
     why: str = ""
@@ -56,16 +56,9 @@ class _Watched:
 class Actor:
     """The service without its socket.
 
-    Args:
-        limits: of the configuration.
-        journal: what is in force.
-        audit: who did what.
-        backends: by action.
-        vms: the VMs of this host; waits a moment for a VM of the given UUID or name, which may have just started.
-        cpu_max: replaces the backend of `cap-cpu` for a VM that libvirt does not run.
-        degradation: of a VM, by UUID and signal ("": whichever is known), from the agent; None: not known.
-        boot_id: of this boot.
-
+    `vms` returns the VMs of this host, and waits a moment for one of the given UUID or name, which may have just
+    started. `cpu_max` replaces the backend of `cap-cpu` for a VM that libvirt does not run. `degradation`: of a VM, by
+    UUID and signal ("": whichever is known), from the agent; None: not known.
     """
 
     limits: Limits
@@ -82,10 +75,7 @@ class Actor:
 
     def start(self) -> list[Done]:
         """Undo what an earlier process left that is over or was interrupted."""
-        for one in self.journal.records:
-            if not one.is_applied or self._is_over(one):
-                self._watch(one).why = "left by an earlier process of the service"
-        return self._undo_due()
+        return self._undo_due("left by an earlier process of the service", lambda one: not one.is_applied)
 
     def stop(self) -> list[Done]:
         """Undo everything, as no process could later. Call it again until nothing is in force."""
@@ -95,12 +85,9 @@ class Actor:
         return self._undo_due()
 
     def apply(self, asked: Apply, peer: Peer) -> Done:
-        """Limit a VM, or say what would be done where `dry_run` is set.
+        """Limit a VM, or say what would be done if `dry_run` is set.
 
-        Raises:
-            RefusedError: the limits forbid it.
-            ActError: libvirt, resctrl or the disk fails; what was changed is undone.
-
+        RefusedError: the limits forbid it. ActError: libvirt, resctrl or the disk fails; what was changed is undone.
         """
         with self._refusals_logged("apply", peer, asked):
             return self._apply(asked, peer)
@@ -129,7 +116,12 @@ class Actor:
         command = backend.command(asked.vm, after)
         if self.limits.dry_run:
             done = Done(0, asked.action, asked.vm, before, after, "dry_run", f"would run: {command}")
-            self._audit_dry_run(done, peer, asked.why)
+            if self._allowance.take(self.clock.boot_ns()):
+                try:
+                    self._audit("apply", done, peer, done.result, asked.why)
+                except OSError as error:
+                    problem = f"the audit log cannot be written: {error.strerror}; see act.state_dir"
+                    raise ActError(problem) from error
             return done
         suffers = self.degradation(asked.victim, "") if asked.victim else None
         record = Record(
@@ -149,12 +141,10 @@ class Actor:
         return self._carry_out(record, backend, peer, command)
 
     def undo(self, asked: Undo, peer: Peer) -> list[Done]:
-        """Undo the given actions; nothing is done where none is in force on a VM.
+        """Undo the given actions; nothing is done if none is in force on a VM.
 
-        Raises:
-            RefusedError: there is no such number, no VM has this name, or several have.
-            ActError: which VMs run is not known, so the name cannot be resolved.
-
+        RefusedError: there is no such number, no VM has this name, or several have. ActError: the VMs that run are not
+        known, so the name cannot be resolved.
         """
         with self._refusals_logged("undo", peer):
             vm = uuid_of(asked.vm, self._named) if asked.vm else ""
@@ -165,11 +155,7 @@ class Actor:
 
     def tick(self) -> list[Done]:
         """Undo what is over, and retry what could not be undone."""
-        for one in self.journal.records:
-            watched = self._watch(one)
-            if not watched.why and self._is_over(one):
-                watched.why = "its time is over"
-        return self._undo_due()
+        return self._undo_due("its time is over")
 
     def look(self) -> list[Done]:
         """Ask for the victims' state; undo what seems to make it worse. Called every `watch_interval_s`."""
@@ -182,11 +168,11 @@ class Actor:
     def in_force(self) -> tuple[Listing, ...]:
         """Return all actions, with what is left of their time."""
         now = self.clock.boot_ns()
-        left_s = [max(0.0, (one.until_boot_ns - now) / 1e9) for one in self.journal.records]
-        return tuple(
-            Listing(one, seconds if one.boot_id == self.boot_id else 0.0, self._watch(one).trouble)
-            for one, seconds in zip(self.journal.records, left_s, strict=True)
-        )
+
+        def left_s(one: Record) -> float:
+            return max(0.0, (one.until_boot_ns - now) / 1e9) if one.boot_id == self.boot_id else 0.0
+
+        return tuple(Listing(one, left_s(one), self._watch(one).trouble) for one in self.journal.records)
 
     def _running(self, name: str) -> Iterator[Named]:
         return (Named(vm.uuid, vm.name, f"{vm.manager}, process {vm.pid}") for vm in self.vms(name))
@@ -203,7 +189,7 @@ class Actor:
             self.journal.put(record)
             self._audit("begin", record, peer, "begun", record.why)
         except OSError as error:
-            # Nothing was changed. Where the disk fails again, the next tick finds that the record is undone.
+            # Nothing was changed. If the disk fails again, the next tick finds that the record is undone.
             try:
                 self.journal.end(record, self.clock.boot_ns())
             except OSError as failed:
@@ -221,9 +207,9 @@ class Actor:
         except OSError as error:
             self._end(record, SERVICE, "the disk is full")
             raise ActError(f"act.state_dir cannot be written: {error.strerror}; undone") from error
-        vm, action, after = record.vm, record.action, record.after
-        _log.info("applied", number=record.number, vm=vm, action=action, after=after, **peer._asdict())
-        return Done(record.number, record.action, record.vm, record.before, record.after, "applied", command)
+        done = Done(record.number, record.action, record.vm, record.before, record.after, "applied", command)
+        _log.info("applied", number=done.number, vm=done.vm, action=done.action, after=done.after, **peer._asdict())
+        return done
 
     def _judge(self, record: Record) -> None:
         """Compare a victim's state with the one before, by the same signal."""
@@ -238,8 +224,8 @@ class Actor:
         if watched.worse_samples >= _WORSE_SAMPLES:
             watched.why = f"the victim is worse: {now.ratio:.3g} times as slow as undisturbed, {before:.3g} before"
 
-    def _undo_due(self) -> list[Done]:
-        """Undo what is due and was not tried just now.
+    def _undo_due(self, why_over: str = "", is_left: Callable[[Record], bool] = lambda _one: False) -> list[Done]:
+        """Undo what is due and was not tried just now, with `why_over` given also what is over or left.
 
         Once a backend has failed, its other actions wait for the next round: each call may take its whole deadline.
         """
@@ -247,6 +233,8 @@ class Actor:
         failed: set[Action] = set()
         for one in self.journal.records:
             watched = self._watch(one)
+            if why_over and not watched.why and (is_left(one) or self._is_over(one)):
+                watched.why = why_over
             is_due = bool(watched.why) and self.clock.boot_ns() >= watched.retry_at_ns
             if is_due and one.action not in failed:
                 tried.append(self._end(one, SERVICE, watched.why))
@@ -313,18 +301,9 @@ class Actor:
 
     # --- the audit log ---
 
-    def _audit(self, event: str, record: Record, peer: Peer, result: str, why: str) -> None:
+    def _audit(self, event: str, record: Record | Done, peer: Peer, result: str, why: str) -> None:
         states = (record.after, record.before) if event == "undo" else (record.before, record.after)
         self.audit.write(Line(event, record.number, record.action, record.vm, result, *states, why, *peer))
-
-    def _audit_dry_run(self, done: Done, peer: Peer, why: str) -> None:
-        if not self._allowance.take(self.clock.boot_ns()):
-            return
-        line = Line("apply", done.number, done.action, done.vm, done.result, done.before, done.after, why, *peer)
-        try:
-            self.audit.write(line)
-        except OSError as error:
-            raise ActError(f"the audit log cannot be written: {error.strerror}; see act.state_dir") from error
 
     @contextlib.contextmanager
     def _refusals_logged(self, event: str, peer: Peer, asked: Apply | None = None) -> Iterator[None]:

@@ -34,12 +34,7 @@ class Line(msgspec.Struct, frozen=True):
 class Allowance:
     """Rate limit for lines about requests that change nothing, so that one client cannot flood the log.
 
-    Args:
-        burst: lines allowed without a pause. every_s: seconds until one more line is allowed.
-
-    Attributes:
-        missed: lines refused since the last allowed one.
-
+    `burst`: lines allowed without a pause; `every_s`: seconds until one more is. `missed`: lines refused, to be reset.
     """
 
     def __init__(self, burst: int = 50, every_s: float = 10.0) -> None:
@@ -61,20 +56,14 @@ class Allowance:
 
 
 class Audit:
-    """The file `audit.jsonl`.
-
-    Args:
-        folder: where it is; must exist.
-        max_bytes: of the file, before it is rotated.
-
-    """
+    """The file `audit.jsonl` in `folder`, which exists; it is rotated at `max_bytes`."""
 
     def __init__(self, folder: Path, max_bytes: int = _MAX_BYTES) -> None:
         self._path = folder / "audit.jsonl"
         self._max = max_bytes
 
     def write(self, line: Line) -> None:
-        """Append a line and sync it; OSError where that fails."""
+        """Append a line and sync it; OSError if that fails."""
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_size >= self._max:
                 self._path.replace(self._path.with_suffix(".jsonl.1"))

@@ -16,11 +16,8 @@ _DEADLINE_S = 60.0  # libvirt may be asked several times
 def ask(path: Path, request: Request) -> Answer:
     """Send one request.
 
-    Raises:
-        UnavailableError: the service does not answer, or we may not ask.
-        RefusedError: the limits of the configuration forbid it.
-        ActError: libvirt or resctrl fails.
-
+    UnavailableError: the service does not answer, or this user may not ask. RefusedError: the limits of the
+    configuration forbid it. ActError: libvirt or resctrl fails.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -1,8 +1,8 @@
 """CPU limits of VMs without libvirt, by `cpu.max` of the VM's own control group (v2).
 
 Proxmox and bare QEMUs keep no live quota elsewhere, so a state is the file's text: "QUOTA PERIOD" in microseconds,
-QUOTA "max" where there is none. It limits the whole VM, its vCPUs and QEMU's other threads together. It ends with the
-control group, so with a restart of the VM, and does not move with a migration.
+QUOTA "max" if there is none. It limits the whole VM, its vCPUs and QEMU's other threads together. It ends with the
+control group, so at a restart of the VM, and does not move with a migration.
 """
 
 import os
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.act.records import ActError
+from agent.act.records import ActError, Backend
 from collector.base import Reason, VmIdentity
 from collector.cgroup.tree import CgroupTree
 from collector.files import GONE
@@ -20,12 +20,7 @@ _MIN_QUOTA_US = 1000  # the kernel takes no less
 
 
 def cpu_max_of(vm: VmIdentity, tree: CgroupTree) -> "CpuMax":
-    """Return the backend for a VM that libvirt does not run.
-
-    Raises:
-        ActError: it has no control group of its own with a `cpu.max`.
-
-    """
+    """Return the backend for a VM that libvirt does not run; ActError: it has no own control group with `cpu.max`."""
     try:
         is_v1 = any("cpu" in mount.controllers for mount in tree.mounts())
         groups = tree.find(vm.pid)
@@ -50,17 +45,8 @@ def cpu_max_of(vm: VmIdentity, tree: CgroupTree) -> "CpuMax":
     return found
 
 
-class CpuMax:
-    """`agent.act.records.Backend` of one control group. Amounts are cores.
-
-    Args:
-        group: the folder.
-        vcpus: of the VM; 0: not known.
-
-    """
-
-    #: The kernel is done when a call returns, and a killed call does nothing later.
-    settles_s = 0.0
+class CpuMax(Backend):
+    """`cpu.max` of one control group, the folder `group`. Amounts are cores. `vcpus` of the VM; 0: not known."""
 
     def __init__(self, group: str, vcpus: int = 0) -> None:
         self.group = group
@@ -78,7 +64,7 @@ class CpuMax:
                 raise
 
     def target(self, vm: str, amount: float) -> str:
-        """Return the quota for so many cores, at the group's own period."""
+        """Return the quota for this many cores, at the group's own period."""
         now = self.read(vm)
         if now is None:
             raise ActError(f"no VM {vm} runs here any more")
@@ -95,7 +81,7 @@ class CpuMax:
     def write(self, vm: str, state: str) -> None:
         """Set quota and period, and check that the kernel has taken them."""
         with self._errors_of(vm):
-            # Not by Path.write_text: it would make a file where the group is gone.
+            # Not by Path.write_text: it would make a file after the group is gone.
             descriptor = os.open(self._file, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
             try:
                 os.write(descriptor, f"{state}\n".encode())
@@ -104,10 +90,6 @@ class CpuMax:
         now = self.read(vm)
         if now != state:
             raise ActError(f"{self._file}: {state!r} was written, and it is {now!r}")
-
-    def is_ours(self, now: str, after: str) -> bool:
-        """One call sets it, so there is no state between."""
-        return now == after
 
     def command(self, vm: str, state: str) -> str:  # noqa: ARG002 - the group is the VM's
         """Return the shell command."""

@@ -1,4 +1,4 @@
-"""The actions in force, on the disk before anything is changed: what to undo survives a kill or a power cut."""
+"""The actions in force, on the disk before anything is changed, so that they survive a kill or a power cut."""
 
 import fcntl
 from pathlib import Path
@@ -30,7 +30,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a service has left nothing in force in its folder; False where that cannot be read."""
+    """Whether a service has left nothing in force in its folder; False if that cannot be read."""
     try:
         return not _read(folder / "journal.json").records
     except UnavailableError:
@@ -38,14 +38,9 @@ def is_empty(folder: Path) -> bool:
 
 
 class Journal:
-    """The file `journal.json`, replaced as a whole and synced to the disk at every change.
+    """The file `journal.json` in `folder`, replaced as a whole and synced to the disk at every change.
 
-    Args:
-        folder: where it is, made if it is missing; one process at a time has it.
-
-    Raises:
-        UnavailableError: another process has it, or it is unreadable or damaged: then it is not known what to undo.
-
+    UnavailableError: another process has it, or it is unreadable or damaged: then it is not known what to undo.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -17,17 +17,10 @@ _LEAST = {"cap-cpu": "min_cores", "limit-bandwidth": "min_bandwidth_percent", "l
 def refusal(
     asked: Apply, limits: Limits, in_force: Iterable[Record], ended_s: Mapping[str, float], running: Callable[[], int]
 ) -> str:
-    """Return why an action is refused, with the setting to change; "": it is not.
+    """Return why an action (with UUIDs) is refused, with the setting to change; "": it is not.
 
-    The request itself comes first: senseless ones are answered without libvirt.
-
-    Args:
-        asked: the action, with UUIDs.
-        limits: of the configuration.
-        in_force: all actions that are.
-        ended_s: how many seconds ago the last action on a VM ended, by UUID.
-        running: returns how many VMs this host has; called only where it matters.
-
+    `ended_s`: how many seconds ago the last action on a VM ended, by UUID. `running` returns how many VMs this host
+    has; called only when it matters. The request itself comes first: senseless ones are answered without libvirt.
     """
     return _senseless(asked) or _too_much(asked, limits) or _too_many(asked, limits, list(in_force), ended_s, running)
 
@@ -46,15 +39,9 @@ def is_uuid(value: str) -> bool:
 
 
 def uuid_of(value: str, named: Callable[[str], Iterable[Named]]) -> str:
-    """Return the UUID of a VM that is given by UUID or name.
+    """Return the UUID of a VM that is given by UUID or name; RefusedError: no VM has this name, or several have.
 
-    Args:
-        value: UUID or name. A UUID is taken as it is, even if it is also some VM's name.
-        named: returns the candidates; called only for a name.
-
-    Raises:
-        RefusedError: no VM has this name, or several have.
-
+    A UUID is taken as it is, even if it is also some VM's name. `named` returns the candidates; called only for a name.
     """
     if is_uuid(value):
         return value

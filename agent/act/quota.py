@@ -1,7 +1,7 @@
-"""vCPU quotas by libvirt's own `virsh`, the command that recommendations tell an operator to type.
+"""vCPU quotas by libvirt's own `virsh`, the command that recommendations show.
 
-Each call is a process of its own, so a libvirt that hangs is ended with it and does not hang the service. A state is
-"QUOTA/PERIOD" of each vCPU in microseconds, QUOTA -1 where there is none. Only the live VM is changed: a restart of it,
+Each call is a separate process, so a libvirt that hangs is ended with it and does not hang the service. A state is
+"QUOTA/PERIOD" of each vCPU in microseconds, QUOTA -1 if there is none. Only the live VM is changed: a restart of it,
 or of the host, undoes the limit too.
 """
 
@@ -11,7 +11,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 
-from agent.act.records import ActError
+from agent.act.records import ActError, Backend
 from agent.analysis.advice.recommendations import QUOTA_PERIOD_US, quota_us
 
 _VALUE = re.compile(r"^(vcpu_quota|vcpu_period)\s*:\s*(-?\d+)\s*$", re.MULTILINE)
@@ -23,21 +23,12 @@ _GONE = ("failed to get domain", "domain is not running", "domain not found")
 
 
 class Virsh:
-    """Runs virsh.
-
-    Args:
-        uri: of this host's libvirt.
-        deadline_s: for one call.
-        run: as `subprocess.run`; for tests.
-
-    """
+    """Runs virsh against this host's libvirt at `uri`, each call at most `deadline_s`; `run` is for tests."""
 
     def __init__(
         self, uri: str, deadline_s: float, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
     ) -> None:
-        self._uri = uri
-        self._deadline_s = deadline_s
-        self._run = run
+        self._uri, self._deadline_s, self._run = uri, deadline_s, run
 
     def words(self, *arguments: str) -> list[str]:
         """Return the command."""
@@ -46,9 +37,7 @@ class Virsh:
     def __call__(self, *arguments: str) -> str | None:
         """Return what virsh prints; None: the VM does not exist now, which `virsh list` confirms.
 
-        Raises:
-            ActError: it fails, hangs, or is not installed.
-
+        ActError: it fails, hangs, or is not installed.
         """
         environment = {"LC_ALL": "C", "PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")}
         options = {"capture_output": True, "text": True, "errors": "replace", "check": False, "env": environment}
@@ -72,8 +61,8 @@ class Virsh:
         raise ActError(f"virsh {' '.join(arguments)}: {problem or f'exit status {done.returncode}'}{remedy}")
 
 
-class Quota:
-    """`agent.act.records.Backend` of vCPU quotas. Amounts are cores."""
+class Quota(Backend):
+    """vCPU quotas. Amounts are cores."""
 
     #: A killed virsh may have sent its request, and libvirt waits 30 s for another job on the VM to end.
     settles_s = 40.0
@@ -94,7 +83,7 @@ class Quota:
         return f"{quota}/{values['vcpu_period'] or QUOTA_PERIOD_US}"
 
     def target(self, vm: str, amount: float) -> str:
-        """Return the quota for so many cores in all, at the VM's own period."""
+        """Return the quota for this many cores in all, at the VM's own period."""
         answer, now = self._virsh("dominfo", vm), self.read(vm)
         if answer is None or now is None:
             raise ActError(f"no VM {vm} runs here; `virsh list --uuid` has those that do")
@@ -112,10 +101,6 @@ class Quota:
         """Set the quota; the period stays as it is."""
         if self._virsh(*self._set(vm, state)) is None:
             raise ActError(f"no VM {vm} runs here any more")
-
-    def is_ours(self, now: str, after: str) -> bool:
-        """One call sets it, so there is no state between."""
-        return now == after
 
     def command(self, vm: str, state: str) -> str:
         """Return the virsh command."""

@@ -16,7 +16,7 @@ MAX_BYTES = 1 << 20
 
 
 class ActError(WhitepandaError):
-    """libvirt, resctrl or the control group fails; one line says what, of whom, and why."""
+    """libvirt, resctrl or the control group fails; one line says which VM, what failed, and why."""
 
     exit_code = 4
 
@@ -35,7 +35,7 @@ class Peer(NamedTuple):
 
 
 class Apply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="apply"):
-    """Limit a VM for so many seconds; undo it earlier if `victim` gets worse. Both are UUIDs or names."""
+    """Limit a VM for this many seconds; undo it earlier if `victim` gets worse. Both are UUIDs or names."""
 
     action: Action
     vm: str
@@ -46,14 +46,14 @@ class Apply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="apply"
 
 
 class Undo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="undo"):
-    """Undo an action by its number, or that on a VM (UUID or name); 0 and "": all of them."""
+    """Undo an action by its number, or the one on a VM (UUID or name); 0 and "": all of them."""
 
     number: int = 0
     vm: str = ""
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ask"):
-    """What is in force, and what the service may do."""
+    """Ask what is in force, and what the service may do."""
 
 
 Request = Apply | Undo | Ask
@@ -123,7 +123,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The service's answer; where `error` says why not, `exit_code` is the CLI's."""
+    """The service's answer; if `error` says why not, `exit_code` is the CLI's."""
 
     done: tuple[Done, ...] = ()
     in_force: tuple[Listing, ...] = ()
@@ -133,16 +133,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """One way to limit VMs; a VM's state is a text. All methods raise `ActError` where it fails.
+    """One way to limit VMs; a VM's state is a text. All methods raise `ActError` if it fails."""
 
-    Attributes:
-        settles_s: how long after an interrupted `write` the state may still change.
-
-    """
-
-    @property
-    def settles_s(self) -> float:
-        """See the class."""
+    #: How long after an interrupted `write` the state may still change. 0: the kernel is done when a call returns.
+    settles_s: float = 0.0
 
     def read(self, vm: str) -> str | None:
         """Return a VM's state now; None: there is no such VM, so nothing has to be undone."""
@@ -154,7 +148,8 @@ class Backend(Protocol):
         """Set a VM's state to one that `target` or `read` returned."""
 
     def is_ours(self, now: str, after: str) -> bool:
-        """Whether a state is `after`, or what an interrupted write of it leaves."""
+        """Whether a state is `after`, or what an interrupted write of it leaves; by default nothing."""
+        return now == after
 
     def command(self, vm: str, state: str) -> str:
         """Return the shell command for it."""

@@ -1,4 +1,4 @@
-"""Cache ways and memory bandwidth of a VM by resctrl: a control group of its own, `whitepanda-act-UUID`.
+"""Cache ways and memory bandwidth of a VM by resctrl: its own control group, `whitepanda-act-UUID`.
 
 A state is "" (the VM is in the root group) or the group's schemata in one line, such as "L3:0=3;1=3 MB:0=100;1=100",
 without the kernel's padding. Only a VM in the root group is taken: one in another group, such as libvirt's
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from agent.act.records import ActError, Action
+from agent.act.records import ActError, Action, Backend
 from collector.base import SourceError
 from collector.resctrl.tree import NO_CONTROL_GROUPS
 
@@ -33,15 +33,10 @@ _BASES = {"L3": 16, "MB": 10}
 _Schemata = dict[str, dict[str, int]]
 
 
-class Resctrl:
-    """`agent.act.records.Backend` of one action by resctrl. Amounts are ways, or percent.
+class Resctrl(Backend):
+    """One action by resctrl, which is mounted at `root`. Amounts are ways, or percent.
 
-    Args:
-        action: which of the two.
-        root: where resctrl is mounted.
-        pid_of: a VM's QEMU process by UUID; None: it does not run here.
-        proc_root: where /proc is.
-
+    `pid_of` returns a VM's QEMU process by UUID; None: it does not run here.
     """
 
     def __init__(
@@ -52,11 +47,8 @@ class Resctrl:
         self._pid_of = pid_of
         self._proc = proc_root
 
-    #: The kernel is done when a call returns, and a killed call does nothing later.
-    settles_s = 0.0
-
     def read(self, vm: str) -> str | None:
-        """Return the schemata of the VM's group, "" where it has none."""
+        """Return the schemata of the VM's group, "" if it has none."""
         with self._errors_of(vm):
             group = self._group(vm)
             if group.is_dir():
@@ -64,7 +56,7 @@ class Resctrl:
             return None if self._pid_of(vm) is None else ""
 
     def target(self, vm: str, amount: float) -> str:
-        """Return the schemata that limit a VM: the root group's, with the lowest ways or so many percent."""
+        """Return the schemata that limit a VM: the root group's, with the lowest ways or this percentage."""
         with self._errors_of(vm):
             pid = self._pid_of(vm)
             if pid is None:

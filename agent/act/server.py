@@ -1,7 +1,7 @@
 """The service's process: a unix socket, one request per connection, and the timers that undo actions.
 
 The socket's mode (0660) and its folder's group decide who may ask; the client as the kernel reports it (SO_PEERCRED)
-goes into the audit log. One thread does all work, so two requests at once cannot exceed the limits together.
+goes into the audit log. One thread does all work, so two requests together cannot exceed the limits together.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from agent.act.audit import Audit
 from agent.act.cpu_max import cpu_max_of
 from agent.act.journal import Journal
 from agent.act.quota import Quota, Virsh
-from agent.act.records import ActError, Action, Answer, Apply, Ask, Backend, Limits, Peer, RefusedError, Request, Undo
+from agent.act.records import ActError, Answer, Apply, Ask, Limits, Peer, RefusedError, Request, Undo
 from agent.act.resctrl import Resctrl
 from agent.act.victims import degradation_of
 from agent.clock import boot_id
@@ -51,9 +51,7 @@ _T = TypeVar("_T")
 def run(config: AgentConfig) -> None:
     """Run the service until SIGTERM or SIGINT; all that is in force is undone at the end.
 
-    Raises:
-        WhitepandaError: it cannot start, or limits are left in force at its end.
-
+    WhitepandaError: it cannot start, or limits are left in force at its end.
     """
     journal = Journal(Path(config.act.state_dir))
     try:
@@ -65,22 +63,22 @@ def run(config: AgentConfig) -> None:
 def make_actor(config: AgentConfig, journal: Journal) -> Actor:
     """Make the actor with the host's libvirt, resctrl and control groups."""
     section, sources = config.act, config.sources
-    virsh = Virsh(sources.libvirt.uri, section.deadline_s)
     inventory = make_inventory(sources)
     tree = CgroupTree(sources.procfs.root, sources.cgroup.root)
 
     def pid_of(uuid: str) -> int | None:
         return next((vm.pid for vm in inventory.vms() if vm.uuid == uuid), None)
 
-    by_resctrl: tuple[Action, ...] = ("limit-bandwidth", "limit-cache")
     roots = Path(sources.resctrl.root), pid_of, Path(sources.procfs.root)
-    backends: dict[Action, Backend] = {action: Resctrl(action, *roots) for action in by_resctrl}
-    backends["cap-cpu"] = Quota(virsh)
     return Actor(
         limits=msgspec.convert(section, Limits, from_attributes=True),
         journal=journal,
         audit=Audit(Path(section.state_dir)),
-        backends=backends,
+        backends={
+            "cap-cpu": Quota(Virsh(sources.libvirt.uri, section.deadline_s)),
+            "limit-bandwidth": Resctrl("limit-bandwidth", *roots),
+            "limit-cache": Resctrl("limit-cache", *roots),
+        },
         vms=lambda wanted: _vms(inventory, wanted),
         cpu_max=lambda vm: cpu_max_of(vm, tree),
         degradation=lambda uuid, signal: degradation_of(Path(config.agent.socket), uuid, signal),
@@ -99,29 +97,17 @@ def _vms(inventory: Inventory, wanted: str) -> Sequence[VmIdentity]:
             vms = inventory.vms()
         except SourceError as error:
             raise ActError(f"which VMs run is not known: {error}") from error
-        is_seen = any(wanted in {vm.uuid, vm.name} for vm in vms)
-        if not wanted or is_seen or not inventory.finders or time.monotonic() >= end:
+        is_found = not wanted or any(wanted in {vm.uuid, vm.name} for vm in vms)
+        if is_found or not inventory.finders or time.monotonic() >= end:
             return vms
         time.sleep(_FIND_PAUSE_S)
 
 
 class Server:
-    """The socket and the timers.
-
-    Args:
-        section: where the socket is, how often victims are checked.
-        actor: does the work.
-        stop_s: how long undoing is retried at the end.
-
-    Attributes:
-        ready: set once it answers.
-
-    """
+    """The socket and the timers. `stop_s`: how long undoing is retried at the end. `ready` is set once it answers."""
 
     def __init__(self, section: ActSection, actor: Actor, stop_s: float = _STOP_S) -> None:
-        self._section = section
-        self._stop_s = stop_s
-        self._actor = actor
+        self._section, self._actor, self._stop_s = section, actor, stop_s
         self._worker = ThreadPoolExecutor(1, "act")
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
@@ -135,10 +121,7 @@ class Server:
     async def run(self) -> None:
         """Undo what was left, answer and undo until `stop` or a signal; then undo the rest.
 
-        Raises:
-            UnavailableError: the socket cannot be made.
-            ActError: limits are left in force at the end.
-
+        UnavailableError: the socket cannot be made. ActError: limits are left in force at the end.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -181,7 +164,7 @@ class Server:
             raise ActError(f"left in force: {len(left)} limits (VMs {vms}: {left[0].trouble}); {remedy}")
 
     async def _work(self, call: Callable[[], _T]) -> _T:
-        """Call it in the one thread. A started call runs to its end, even where its waiter was cancelled."""
+        """Call it in the one thread. A started call runs to its end, even if its waiter was cancelled."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._worker, call))
 
     async def _every(self, seconds: float, call: Callable[[], object]) -> None:
@@ -233,7 +216,7 @@ class Server:
         actor = self._actor
         match request:
             case Apply() if self._stop.is_set():
-                why_not = "the service is about to end: what it limits now would be undone at once"
+                why_not = "the service is about to end: what it limits now would be undone immediately"
                 actor.refused("apply", peer, why_not, request)
                 raise RefusedError(why_not)
             case Apply():

@@ -18,7 +18,7 @@ class Degradation(NamedTuple):
 def degradation_of(socket: Path, uuid: str, signal: str = "") -> Degradation | None:
     """Return a VM's slow-down; None: the agent is away, or does not know.
 
-    It is the host's own estimate (latency against undisturbed) where there is one, else CPI over the job's mean. With
+    It is the host's own estimate (latency against undisturbed) if there is one, else CPI over the job's mean. With
     `signal` only that one: the two cannot be compared.
     """
     try:

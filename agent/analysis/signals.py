@@ -42,7 +42,7 @@ SUMS: Mapping[str, tuple[str, str]] = {
 METRICS: tuple[str, ...] = (*_OWN, *(part for parts in SUMS.values() for part in parts))
 #: The host's, the same for all its VMs.
 HOST = ("host_cpu_idle_ratio", "host_cpu_iowait_ratio", "host_pressure_io_some_ratio")
-#: What the other VMs do together: the signal, and the own one that is summed. NaN where it is NaN for all.
+#: What the other VMs do together: the signal, and the own one that is summed. NaN if it is NaN for all.
 OTHERS: Mapping[str, str] = {
     f"others_{name}": name
     for name in (
@@ -55,7 +55,7 @@ OTHERS: Mapping[str, str] = {
         "network_bytes_per_s",
     )
 }
-#: Idle share of a VM's vCPUs, 1 - `guest_ratio`: a queue's delay goes with its inverse. Where the number of workers is
+#: Idle share of a VM's vCPUs, 1 - `guest_ratio`: a queue's delay goes with its inverse. If the number of workers is
 #: configured or learnt, their idle share: 1 - `guest_ratio` * vCPUs / workers (`load_factors`).
 IDLE = "vcpu_idle_ratio"
 SIGNALS: tuple[str, ...] = (*_OWN, *SUMS, *HOST, *OTHERS, IDLE)
@@ -78,8 +78,8 @@ class VmKey(NamedTuple):
 class Tick(NamedTuple):
     """One tick of one host.
 
-    `values`: shape (VMs, SIGNALS), NaN where not known. `at_s`: monotonic. `vcpus_running`: shape (VMs,): how many vCPU
-    threads ran at the tick's instant, NaN where not sampled; None: nowhere.
+    `values`: shape (VMs, SIGNALS), NaN if not known. `at_s`: monotonic. `vcpus_running`: shape (VMs,): how many vCPU
+    threads ran at the tick's instant, NaN if not sampled; None: nowhere.
     """
 
     at_s: float
@@ -89,14 +89,14 @@ class Tick(NamedTuple):
 
 
 def load_factors(vms: Sequence[VmKey]) -> Values:
-    """Return vCPUs / workers of each VM, shape (VMs,): 1 where workers are not configured."""
+    """Return vCPUs / workers of each VM, shape (VMs,): 1 if workers are not configured."""
     return np.array([vm.vcpus / min(vm.workers or vm.vcpus, vm.vcpus) if vm.vcpus else 1.0 for vm in vms])
 
 
 def signals_of(vms: Sequence[Mapping[str, float]], host: Mapping[str, float], factors: Values | float = 1.0) -> Values:
     """Make a tick's matrix from the known metrics, by name, of each VM and of the host.
 
-    Returns shape (len(vms), len(SIGNALS)), NaN where a signal is not known.
+    Returns shape (len(vms), len(SIGNALS)), NaN if a signal is not known.
     """
     metrics = [[vm.get(name, math.nan) for name in METRICS] for vm in vms]
     own = np.array(metrics, np.float64).reshape(len(vms), len(METRICS))

@@ -14,9 +14,9 @@ BEHAVIOURS: tuple[Behaviour, ...] = ("unknown", "steady", "victim", "inflicting"
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """A VM's 95th percentile latency divided by that without interference, with its interval.
+    """A VM's 95th percentile latency divided by the one without interference, with its interval.
 
-    All three are NaN where it is not known: then `cannot_tell` is "no_model", "no_baseline", "baseline_young",
+    All three are NaN if it is not known: then `cannot_tell` is "no_model", "no_baseline", "baseline_young",
     "missing:SIGNAL", "out_of_range:SIGNAL", "unlike_training" (each in range, but not together) or "failed". `model`:
     the file's name, "" for none; "cpi": the estimate is CPI over the job's mean, with the interval of mean -+ 2 std.
     """
@@ -42,7 +42,7 @@ class Degradation:
 class Evidence:
     """One signal that supports a verdict: all three numbers are in the signal's own unit (docs/metrics.md).
 
-    `expected`: at the VM's present load (and clock) without interference. `threshold`: an upper limit where it is above
+    `expected`: at the VM's present load (and clock) without interference. `threshold`: an upper limit if it is above
     `expected`, else a lower one.
     """
 
@@ -54,19 +54,13 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One VM in one tick.
-
-    `reason`: one line for people, with numbers. `since_ns`: the tick's clock when the behaviour began. `culprits`:
-    UUIDs of the VMs that inflict, the strongest first (victims only). `baseline_ticks`: number of quiet ticks that the
-    baseline was learnt from, exponentially aged; `baseline_ready`: whether they are enough. `degradation` None: not
-    estimated.
-    """
+    """One VM in one tick."""
 
     behaviour: Behaviour
-    reason: str
-    since_ns: int
+    reason: str  # one line for people, with numbers
+    since_ns: int  # the tick's clock when the behaviour began
     evidence: tuple[Evidence, ...] = ()
-    culprits: tuple[str, ...] = ()
-    baseline_ticks: int = 0
-    baseline_ready: bool = False
-    degradation: Degradation | None = None
+    culprits: tuple[str, ...] = ()  # UUIDs of the VMs that inflict, the strongest first (victims only)
+    baseline_ticks: int = 0  # quiet ticks that the baseline was learnt from, exponentially aged
+    baseline_ready: bool = False  # whether they are enough
+    degradation: Degradation | None = None  # None: not estimated

@@ -1,7 +1,7 @@
 """Gathers the facts for `agent.analysis.advice.actions`: what could be done about contention on this host.
 
-Reports to central carry the recommendations; `whitepanda explain` shows those of one VM. Nothing here changes anything:
-that is `agent.act`, another process.
+Reports to central carry the recommendations; `whitepanda explain` shows those for one VM. Only `agent.act`, another
+process, changes anything.
 """
 
 from __future__ import annotations
@@ -70,10 +70,7 @@ class Advisor:
         return replace(trigger, recommendations=recommend(_with_facts(situation, vms)))
 
     def for_vm(self, uuid: str) -> tuple[Recommendation, ...]:
-        """Return the recommendations for a victim.
-
-        For an inflicting VM, those against it that help its slowest victim; else ().
-        """
+        """Return a victim's recommendations; of an inflicting VM, those against it that help its slowest victim."""
         decisions, vms = self._state.decisions, self._vms()
         if decisions is None:
             return ()
@@ -113,20 +110,19 @@ class Advisor:
             # The host's verdict is about now. Averaged over the last slot, a neighbour that has just started used
             # little CPU.
             cores = _value(view, _CORES) if view is not None and inflicts and one.score is None else None
-            suspects.append(
-                Suspect(
-                    one.uuid,
-                    one.name,
-                    one.job,
-                    one.cpu_usage_cores if cores is None else cores,
-                    coefficient=known.value if known else None,
-                    standard_error=known.standard_error if known else None,
-                    score=one.score,
-                    inflicts=inflicts,
-                    is_cleared=not inflicts and behaviour in ("steady", "victim"),
-                    manager="",  # of a VM that is gone, or a control group
-                )
+            suspect = Suspect(
+                one.uuid,
+                one.name,
+                one.job,
+                one.cpu_usage_cores if cores is None else cores,
+                coefficient=known.value if known else None,
+                standard_error=known.standard_error if known else None,
+                score=one.score,
+                inflicts=inflicts,
+                is_cleared=not inflicts and behaviour in ("steady", "victim"),
+                manager="",  # of a VM that is gone, or a control group
             )
+            suspects.append(suspect)
         return tuple(suspects)
 
     def _victim(
@@ -163,7 +159,7 @@ def _known(value: float | None) -> float | None:
 
 
 def _with_facts(situation: Situation, vms: Mapping[str, Vm]) -> Situation:
-    """Add facts about the few suspects that a recommendation can name: there may be a thousand."""
+    """Add facts about the few suspects that a recommendation can name, of perhaps a thousand."""
     few = {suspect.vm for suspect in pursued(situation)}
     if not few & vms.keys():
         return situation
@@ -197,9 +193,9 @@ def _value(vm: Vm, name: str) -> float | None:
 
 
 def limits_of(resctrl: Path | None, act: ActSection, central: str = "") -> HostLimits:
-    """Read the limits that resctrl supports from its mount point; 0: not supported, or `resctrl` is None (off).
+    """Read the limits that resctrl supports from its mount point (None: off), clipped to what `act` allows.
 
-    They are clipped to what `act` allows. `central`: its host:port, for commands.
+    0: not supported. `central`: its host:port, for commands.
     """
     limits = HostLimits(min_cores=act.min_cores, max_seconds=act.max_seconds, central=central)
     if resctrl is None:

@@ -41,7 +41,7 @@ class Contention:
 
     @property
     def live(self) -> NoiseScaledTrigger | None:
-        """The live trigger, where it decides now."""
+        """The live trigger, if it decides now."""
         return self._live[1] if self._live is not None and self._live[1].is_ready else None
 
     @property
@@ -94,7 +94,7 @@ class Contention:
     def watch(self, windows: Sequence[CpiWindow], n_cpi: Callable[[CpiWindow], float | None], version: int) -> None:
         """Give the live trigger mnCPI of the domain's windows that have just ended.
 
-        `n_cpi` returns None for a window that does not count; `version` is of the statistics behind it.
+        `n_cpi` returns None for a window that does not count; `version` is the version of the statistics behind it.
         """
         if self._section.trigger != "noise_scaled" or not windows:
             return
@@ -106,9 +106,9 @@ class Contention:
         live, (seen_version, seen) = self._live[1], self._seen
         if seen_version != version:
             # The same windows by the old and the new statistics: this shift is not caused by the VMs.
-            both = [(old, new) for w, old in seen if (new := n_cpi(w)) is not None]
-            if both:
-                by = math.fsum(new - old for old, new in both) / len(both)
+            shifts = [new - old for w, old in seen if (new := n_cpi(w)) is not None]
+            if shifts:
+                by = math.fsum(shifts) / len(shifts)
                 live.shift(by)
                 self._history = deque(((end, value + by) for end, value in self._history), self._history.maxlen)
         by_start: defaultdict[int, list[tuple[CpiWindow, float]]] = defaultdict(list)

@@ -1,11 +1,9 @@
 """Job statistics and coefficients that central sent, versioned, on disk.
 
-Central may be unreachable for days, so its last update is kept in a file. Writes are atomic, and the previous file is
-kept next to it. Expired data are not used.
-
-Central's numbers are not trusted: they are checked against the limits of `[uplink]` and against what a CPI can be, only
-rows of jobs that this host asked for are taken, and a version created in the future is not used, so that no update can
-shut out later ones.
+Central may be unreachable for days, so its last update is kept in a file, written atomically, with the previous one
+next to it. Expired data are not used. Central's numbers are not trusted: they are checked against the limits of
+`[uplink]` and what a CPI can be, only rows of jobs that this host asked for are taken, and a version created in the
+future is not used, so that no update can shut out later ones.
 """
 
 import contextlib
@@ -122,15 +120,10 @@ class CoefficientStore:
     least the stored one, or if it was created later: then central's lake was lost or restored, and its versions
     restarted from a lower number. An update created later than this host's clock allows is refused.
 
-    Args:
-        path: JSON file; its folder is made. NAME.previous beside it is read where this one is damaged or too large.
-            Where both are, the agent reports version 0 and central sends everything again. None: in memory only.
-        limits: how much is taken, and how long it is used.
-        asked: the jobs whose rows are taken; None: all.
-        platform: rows of other platforms are left out; None: none are.
-        refusals: counts refused updates and rows.
-        now_unix_ns: this host's wall clock.
-
+    `path`: JSON file; its folder is made. If it is damaged or too large, NAME.previous is read; if both are, the agent
+    reports version 0 and central sends everything again. None: in memory only. `limits`: how much is taken, and how
+    long it is used. `asked`: the jobs whose rows are taken; None: all. Rows of other platforms than `platform` are left
+    out; None: none are. `refusals` counts refused updates and rows.
     """
 
     def __init__(
@@ -145,7 +138,7 @@ class CoefficientStore:
     ) -> None:
         limits = limits or UplinkSection()
         self._path = path
-        self._previous = path.with_name(path.name + ".previous") if path else None
+        self._paths = (path, path.with_name(path.name + ".previous")) if path else ()
         self._max_jobs, self._max_file_bytes = limits.max_jobs, limits.max_jobs * _FILE_BYTES_PER_JOB
         self._max_ttl_ns = round(limits.max_ttl_s * 1e9)
         self._max_skew_ns = round(limits.max_clock_skew_s * 1e9)
@@ -165,7 +158,7 @@ class CoefficientStore:
 
     @property
     def created_unix_ns(self) -> int:
-        """When central made this version, by its clock; 0 where nothing is held."""
+        """When central made this version, by its clock; 0 if nothing is held."""
         return self._held.created_unix_ns
 
     @property
@@ -175,7 +168,7 @@ class CoefficientStore:
 
     @property
     def slot_ns(self) -> int:
-        """Length of the slots that the statistics are of; 0 where nothing is held."""
+        """Length of the slots behind the statistics; 0 if nothing is held."""
         return self._held.slot_ns
 
     @property
@@ -189,7 +182,7 @@ class CoefficientStore:
         return self._held_tags if self.version else ()
 
     def age_ns(self, now_unix_ns: int) -> int:
-        """Nanoseconds since central made this version; 0 where nothing is held or its clock is ahead."""
+        """Nanoseconds since central made this version; 0 if nothing is held or its clock is ahead."""
         return max(0, now_unix_ns - self.created_unix_ns) if self._held.version else 0
 
     def expired(self, now_unix_ns: int) -> bool:
@@ -209,9 +202,7 @@ class CoefficientStore:
     def apply(self, update: agent_pb2.CoefficientUpdate) -> bool:
         """Write an update from central to disk, then use it; a disk that cannot be written is only logged.
 
-        Returns:
-            False where the update was refused; then nothing has changed.
-
+        Returns False if the update was refused; then nothing has changed.
         """
         refusal = self._refusal(update)
         if not refusal:
@@ -258,7 +249,6 @@ class CoefficientStore:
         return None
 
     def _merged(self, update: agent_pb2.CoefficientUpdate) -> _State:
-
         def is_wanted(job: str) -> bool:
             return self._asked is None or job in self._asked
 
@@ -305,11 +295,9 @@ class CoefficientStore:
         self._held_tags = tuple(agent_pb2.JobTag(job=job, tag=tag) for job, tag in held.tags.items())
 
     def _read(self) -> _State:
-        """Return the content of the file, else of the previous one, else nothing. Damage is logged."""
-        if self._path is None or self._previous is None:
-            return _State()
+        """Return the content of the file, else of the previous one, else an empty state. Damage is logged."""
         problem = ""
-        for path in (self._path, self._previous):
+        for path in self._paths:
             try:
                 held = msgspec.json.decode(read_bounded(path, self._max_file_bytes), type=_State)
                 if held.format != _FORMAT:
@@ -322,30 +310,28 @@ class CoefficientStore:
                 continue
             self._file_is_good = path == self._path
             if problem:
-                self._log.warning("the coefficients saved before these are used", path=str(path))
+                self._log.warning("the previously saved coefficients are used", path=str(path))
             return held
         if problem:
             self._log.warning("starting without coefficients: central sends them", path=str(self._path))
         return _State()
 
     def _write(self, data: bytes) -> None:
-        if self._path is None or self._previous is None:
+        if not self._paths:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        path, previous = self._paths
+        path.parent.mkdir(parents=True, exist_ok=True)
         if self._file_is_good:  # a damaged file must not replace a good previous one
-            with contextlib.suppress(OSError):  # a file system without links: there is no previous file
-                self._previous.unlink(missing_ok=True)
-                os.link(self._path, self._previous)
-        with durable.replacing(self._path, mode=0o600) as file:  # it names the jobs of this host
+            with contextlib.suppress(OSError):  # a file system without links has no previous file
+                previous.unlink(missing_ok=True)
+                os.link(path, previous)
+        with durable.replacing(path, mode=0o600) as file:  # it names the jobs of this host
             file.write(data)
         self._file_is_good = True
 
 
 def _true_tags(update: agent_pb2.CoefficientUpdate, tags: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield job and tag where the tag fits the rows sent with it.
-
-    Tags that do not fit are dropped, so that central resends the job's rows. It does not resend rows whose tag matches.
-    """
+    """Yield job and tag if the tag fits the rows sent with it; without it, central resends the job's rows."""
     rows = {job: agent_pb2.CoefficientUpdate(slot_ns=update.slot_ns) for job in tags}
     for one in update.statistics:
         if one.job in rows:

@@ -41,8 +41,8 @@ def verdict_of(
     """Return the verdict on a VM.
 
     A victim stays one while an estimate itself is above `least`: the lower end of an interval moves with each second's
-    noise, and an alert must not end before the slow-down does. `behaviour`: the verdict where no analysis finds that it
-    suffers; `known`: known slow-downs by the analyses that do, None: none does; `alert`: whether it may be a victim.
+    noise, and an alert must not end before the slow-down does. `behaviour`: the verdict if no analysis finds that it
+    suffers; `known`: known slow-downs by those that do, None: none does; `alert`: whether it may be a victim.
     """
     if known is None:
         return behaviour
@@ -67,7 +67,7 @@ class _VmState:
 class Decisions:
     """All decisions of one host. Single-threaded: all calls from the daemon's loop.
 
-    An analysis is None where it is off or could not be started.
+    An analysis is None if it is off or could not be started.
     """
 
     def __init__(self, config: AgentConfig, cloud_white: CloudWhite | None, analysis: HostAnalysis | None) -> None:
@@ -134,16 +134,15 @@ class Decisions:
         """
         before, least, was_victim = one.slow_down, self._least, one.verdict == "victim"
         unknown = next((now for now in estimates if not now.is_known), estimates[0])
-        supporting = [
-            now
-            for now in estimates
-            if now.is_known and (verdict != "victim" or now.low > least or (was_victim and now.ratio > least))
-        ]
+
+        def supports(now: Degradation) -> bool:
+            return verdict != "victim" or now.low > least or (was_victim and now.ratio > least)
 
         def preference(now: Degradation) -> tuple[bool, bool, float]:
             is_same, is_sure = before is not None and now.is_of_cpi == before.is_of_cpi, now.low > least
             return is_same, is_sure, 0.0 if is_sure else now.ratio
 
+        supporting = (now for now in estimates if now.is_known and supports(now))
         return max(supporting, key=preference, default=unknown)
 
     def _estimates(self, one: _VmState, mono_ns: int) -> tuple[Degradation, Degradation]:
@@ -228,12 +227,12 @@ class Decisions:
     # --- suspects ---
 
     def suspects(self, uuid: str) -> tuple[SuspectView, ...]:
-        """Return a suffering VM's suspects, the likeliest first; () where it does not suffer."""
+        """Return a suffering VM's suspects, the likeliest first; () if it does not suffer."""
         one = self._vms.get(uuid)
         return self._ranked(uuid, self._own(uuid).culprits) if one is not None and one.found_by else ()
 
     def _named(self, uuid: str, culprits: Sequence[str]) -> tuple[SuspectView, ...]:
-        """Return the first of `suspects`: asked of every VM, so it does not go through all of them."""
+        """Return the first of `suspects`; called for every VM, so it does not go through all of them."""
         found = self._inflicting(uuid, culprits)
         first = self.analysis.first_suspect(uuid) if self.analysis is not None and not found else None
         return (first,) if first is not None and first.is_blamed else tuple(found)

@@ -87,10 +87,7 @@ class Events:
         mono_ns: int,
         unix_ns: int,
     ) -> None:
-        """Take every present VM with its verdict, and its slow-down if it suffers.
-
-        `decision` returns the whole decision on a VM, with its evidence.
-        """
+        """Take each VM with its verdict, and its slow-down if it suffers; `decision` returns one with its evidence."""
         seen = set()
         for vm, verdict, slow_down in vms:
             uuid, epoch = vm.identity.uuid, vm.identity.epoch
@@ -105,7 +102,7 @@ class Events:
             if last.verdict != verdict:
                 if verdict not in _ACTIVE and last.verdict not in _ACTIVE:
                     last.verdict, last.since_ns = verdict, mono_ns
-                # A new victim is reported at once, with its evidence; other changes not before `next_ns`.
+                # A new victim is reported immediately, with its evidence; other changes not before `next_ns`.
                 elif verdict == "victim" or mono_ns >= last.next_ns:
                     self._change(last, *decision(uuid), mono_ns, unix_ns)
             if last.verdict in _SUFFERS and verdict in _SUFFERS:

@@ -1,13 +1,12 @@
 """PANDA's verdicts: judges every VM over the last slots by what central has learnt, and ranks the suspects.
 
-The slot length is that of central's statistics: a CPI over 10 s varies more than one over 300 s.
-
-The trigger is `agent.analysis.contention.live_trigger` by default, which takes mnCPI of each window as it ends. In its
-first hour, and where it is so configured, the paper's rule over slots (`slot_trigger`) decides.
+Slots are as long as those of central's statistics: a CPI over 10 s varies more than one over 300 s. The trigger is
+`agent.analysis.contention.live_trigger` by default, which takes mnCPI of each window as it ends. In its first hour, or
+if so configured, the paper's rule over slots (`slot_trigger`) decides.
 
 mnCPI and trigger are per last-level cache (`agent.antagonists.cache_domain`). A VM's suspects are those that shared a
 domain with it over the slot: one on another socket does not raise its CPI. A VM that was in several domains counts in
-each. A VM whose domain is not known, and a control group beside the VMs, count in all.
+each. A VM whose domain is not known, and a control group outside of VMs, count in all.
 """
 
 import math
@@ -34,9 +33,9 @@ _FIRST = 2  # suspects kept at hand per domain: one of them may be the VM in que
 
 @dataclass(frozen=True, slots=True)
 class CpiVerdict:
-    """The verdict on one VM by central's statistics. `degradation` is None where it is not known.
+    """The verdict on one VM by central's statistics. `degradation`: at least 1; None: not known.
 
-    A victim's CPI is above its threshold while there is contention on the host. `degradation` is at least 1.
+    A victim's CPI is above its threshold while there is contention on the host.
     """
 
     verdict: Literal["victim", "normal", "unknown"]
@@ -46,7 +45,7 @@ class CpiVerdict:
 
 @dataclass(frozen=True, slots=True)
 class JudgedSlot:
-    """One VM over the last slot beside its job: numbers as in `Explanation`."""
+    """One VM over the last slot, compared with its job: numbers as in `Explanation`."""
 
     cpi: float | None
     n_cpi: float | None
@@ -98,7 +97,7 @@ class HostAnalysis:
         self._now_unix_ns = 0
         self._last: dict[str, VmSlot] = {}
         self._suspects: tuple[SuspectView, ...] = ()
-        #: The VMs that suffer by this analysis, with their slow-down: latency-sensitive, above their threshold, where
+        #: The VMs that suffer by this analysis, with their slow-down: latency-sensitive, above their threshold, while
         #: there is contention.
         self.suffering: dict[str, Degradation] = {}
         self._by_uuid: dict[str, SuspectView] = {}
@@ -106,7 +105,7 @@ class HostAnalysis:
 
     @property
     def mn_cpi(self) -> float | None:
-        """Equation (2) as it is compared with its threshold, of the worst domain; None where no CPI can be judged."""
+        """Equation (2) as it is compared with its threshold, of the worst domain; None if no CPI can be judged."""
         return self._worst().value
 
     @property
@@ -127,10 +126,7 @@ class HostAnalysis:
     def observe(
         self, windows: Sequence[CpiWindow], now_unix_ns: int, places: Mapping[str, NumaPlacement] | None = None
     ) -> None:
-        """Take the windows that have just ended, of all VMs, if any, and judge the slots that end now.
-
-        `places`: where VMs are, by UUID.
-        """
+        """Take all VMs' windows that have just ended, and judge the slots that end now. `places`: of VMs, by UUID."""
         self._now_unix_ns = now_unix_ns
         self._set_slot(max([self._store.slot_ns or _DEFAULT_SLOT_NS, *(w.duration_ns for w in windows)]))
         self._slots.take(windows, places or {}, now_unix_ns, self.slot_ns)
@@ -185,7 +181,7 @@ class HostAnalysis:
         return CpiVerdict("victim" if suffers else "normal", text, degradation)
 
     def slot(self, uuid: str) -> JudgedSlot | None:
-        """Return the last slot of a VM; None where there is none."""
+        """Return the last slot of a VM, if it has one."""
         vm, slot = self._vms.get(uuid), self._last.get(uuid)
         if vm is None or slot is None:
             return None
@@ -201,7 +197,7 @@ class HostAnalysis:
         return tuple(s for s in self._suspects if any(self._is_in(s.uuid, number) for number in vm.domains))
 
     def suspect(self, uuid: str) -> SuspectView | None:
-        """Return a suspect by UUID; None where this analysis does not suspect it."""
+        """Return a suspect by UUID; None: this analysis does not suspect it."""
         return self._by_uuid.get(uuid)
 
     def first_suspect(self, uuid: str) -> SuspectView | None:
@@ -212,7 +208,7 @@ class HostAnalysis:
         return max(known, key=lambda one: -math.inf if one.score is None else one.score, default=None)
 
     def job_mean_cpi(self, uuid: str) -> float | None:
-        """Return the mean CPI of a VM's job on this platform; None where central has not sent it."""
+        """Return the mean CPI of a VM's job on this platform; None: central has not sent it."""
         statistics = self._statistics(self._vms.get(uuid))
         return statistics.mean if statistics else None
 
@@ -275,18 +271,17 @@ class HostAnalysis:
         return slot.watched_ns >= MIN_COVERAGE * self.slot_ns
 
     def _tasks(self, slots: dict[str, VmSlot]) -> list[TaskSlot]:
-        rows = (
-            (uuid, self._vms[uuid], slot, slot.cpi if self._covered(slot) else None) for uuid, slot in slots.items()
-        )
-        return [
-            TaskSlot(uuid, vm.job, vm.latency_sensitive, cpi, slot.cpu_usage_cores, self._statistics(vm))
-            for uuid, vm, slot, cpi in rows
-        ]
+        tasks = []
+        for uuid, slot in slots.items():
+            vm, cpi = self._vms[uuid], slot.cpi if self._covered(slot) else None
+            statistics = self._statistics(vm)
+            tasks.append(TaskSlot(uuid, vm.job, vm.latency_sensitive, cpi, slot.cpu_usage_cores, statistics))
+        return tasks
 
     def _rank(self, tasks: list[TaskSlot]) -> tuple[SuspectView, ...]:
         known = {job: self._store.coefficient(job, self._now_unix_ns) for job in {t.job for t in tasks}}
         coefficients = {job: coefficient.value for job, coefficient in known.items() if coefficient is not None}
-        # They are of one method: rows of another one have other tags, so that they replace all others at once.
+        # They are of one method: rows of another one have other tags, so that they replace all others.
         method = next((coefficient.method for coefficient in known.values() if coefficient is not None), "")
         unknown = Reason.STALE if self._store.expired(self._now_unix_ns) else Reason.NO_COEFFICIENTS
         return tuple(
@@ -332,10 +327,8 @@ class HostAnalysis:
             return f"no statistics for job {job} yet: central has not sent any"
         if statistics is None and store.expired(self._now_unix_ns):
             age_h, ttl_h = store.age_ns(self._now_unix_ns) / 3.6e12, store.ttl_ns / 3.6e12
-            return (
-                f"statistics of version {store.version} are {age_h:.1f} h old, past their time to live of"
-                f" {ttl_h:.1f} h: central has sent no newer ones"
-            )
+            old = f"statistics of version {store.version} are {age_h:.1f} h old, past their time to live"
+            return f"{old} of {ttl_h:.1f} h: central has sent no newer ones"
         if statistics is None:
             return f"no statistics for job {job} on this platform yet: version {store.version} has none"
         if statistics.std <= 0:

@@ -15,9 +15,9 @@ _CHANGE_NS = 60 * 10**9  # a change of victims is reported no sooner than this a
 
 @dataclass(frozen=True, slots=True)
 class TriggerVictim:
-    """A victim. CPI over the slot in cycles per instruction; NaN where a number is not known.
+    """A victim. CPI over the slot in cycles per instruction; NaN if a number is not known.
 
-    `threshold_cpi`: mean + 2 std of its job. `suspect`: UUID of its first suspect, "" where no VM is blamed.
+    `threshold_cpi`: mean + 2 std of its job. `suspect`: UUID of its first suspect, "" if no VM is blamed.
     """
 
     vm: str
@@ -37,7 +37,7 @@ class TriggerVictim:
 class Trigger:
     """The victims of this host at `unix_ns` with the evidence: the slowest first, suspects the likeliest first.
 
-    `ended`: no victim is left. `affected`: how many VMs seem to suffer beside the victims.
+    `ended`: no victim is left. `affected`: how many VMs seem to suffer without being victims.
     """
 
     unix_ns: int
@@ -55,7 +55,7 @@ class Trigger:
 
 
 class Triggers:
-    """Decides when to report: at once at a beginning, an end, or a new first suspect; else once per slot."""
+    """Decides when to report: immediately at a beginning, an end, or a new first suspect; else once per slot."""
 
     def __init__(self) -> None:
         self._last: Trigger | None = None

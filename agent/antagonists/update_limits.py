@@ -49,7 +49,7 @@ class Refusals:
 
 
 class AskedJobs:
-    """The jobs that central was asked for lately; rows of others are refused.
+    """The jobs that central was recently asked for; rows of others are refused.
 
     `note` belongs to one thread, `in` to any. `now_ns`: monotonic.
     """
@@ -64,7 +64,7 @@ class AskedJobs:
         return job in self._asked_ns
 
     def note(self, jobs: Sequence[str]) -> None:
-        """Note what central is asked for now. Called often, it mostly returns at once."""
+        """Note the jobs that central is asked for now. Called often, it mostly returns immediately."""
         now_ns, jobs = self._now_ns(), tuple(jobs)
         if jobs == self._jobs and now_ns - self._noted_ns < _NOTE_NS:
             return
@@ -79,10 +79,8 @@ def has_more_parts(message: bytes, most: int) -> bool:
     A row of two bytes becomes an object of about a hundred, so a message's size alone bounds no memory. Invalid
     protobuf counts as no fields: building the message fails anyway.
     """
-    bodies = itertools.chain.from_iterable(
-        itertools.chain(((start, end),), _fields(message, start, end))
-        for start, end in _fields(message, 0, len(message))
-    )
+    outer = _fields(message, 0, len(message))
+    bodies = itertools.chain.from_iterable(itertools.chain((each,), _fields(message, *each)) for each in outer)
     return next(itertools.islice(bodies, most, None), None) is not None
 
 

@@ -44,7 +44,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class SlotVm:
-    """One VM in its present epoch. `domains`: the cache domains it was in over the last slot; none: not known."""
+    """One VM in its present epoch. `domains`: its cache domains over the last slot; none: not known."""
 
     epoch: str
     name: str

@@ -1,9 +1,8 @@
 """Builds: the lake's new days into pair state, all days' state into a version of statistics and coefficients.
 
 Segments that are new are rolled up to slots (`central.roll_ups.store`), and state is computed from those. A day's
-state is named by the digest of its slots' names (`central.build.state_cache`), so it is computed anew only when the
-day has got other slots: a new day costs that day alone. State is a cache; it can be deleted at any time. Where the
-lake is not a folder it is in a folder of its own.
+state is named by the digest of its slots' names (`central.build.state_cache`), so a new day costs that day alone.
+State is a cache and can be deleted at any time. If the lake is not a folder, the state has a separate folder.
 
 What is read is compared with its digest (`central.lake.checksums`): damaged segments or slots give no version.
 Of several replicas the one that holds the lease builds; the others take the versions that they find in the lake.
@@ -41,16 +40,11 @@ _KEPT_VERSIONS = 50  # older ones are deleted
 
 
 class Builder(BuildStatus):
-    """Builds versions, one build at a time; `last_days_computed` counts the days whose state the last build computed.
+    """Builds versions of the lake's samples, one at a time; `last_days_computed` counts the days computed by the last.
 
-    Args:
-        section: slot length, look-back, memory.
-        lake: whose samples are read; state and versions are kept beside them.
-        clock_unix_ns: for tests.
-        holder: this replica in the lease, see `Lease`.
-        state_dir: folder for the state; None takes the lake's own folder.
-        lake_section: maintenance of the lake after builds; None: nothing.
-        is_short: whether memory was short for the last build: then less is done at a time from the beginning.
+    `holder`: this replica in the lease, see `Lease`. `state_dir`: folder for the state; None: the lake's own folder.
+    `lake_section`: maintenance of the lake after builds; None: nothing. `is_short`: memory was short for the last
+    build, so less is done at a time from the beginning.
     """
 
     def __init__(
@@ -76,11 +70,9 @@ class Builder(BuildStatus):
         self._slots = SlotStore(lake, round(section.slot_s * 1e9))
         self._days = LakeDays(section, lake, self._slots, self._states, self._switch, clock_unix_ns)
         self._computer = DayComputer(section, self._slots, self._states, self._switch, is_short=is_short)
-        self._maintenance = (
-            None
-            if lake_section is None
-            else LakeMaintenance(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns, build_days=section.days)
-        )
+        self._maintenance: LakeMaintenance | None = None
+        if lake_section is not None:
+            self._maintenance = LakeMaintenance(lake_section, lake, self._slots, clock_unix_ns, section.days)
         self._maintenance_error = ""
         self._is_taken = False  # by the last `_build`: the version was another replica's
         self._one_at_a_time = threading.Lock()
@@ -93,8 +85,8 @@ class Builder(BuildStatus):
     def build_once(self) -> int | None:
         """Build a version if the lake has other segments than the current one. Blocks; call it in a thread.
 
-        Returns the new version's number, or None where there is nothing new. An exception leaves the current version in
-        force and its line in `last_error`.
+        Returns the new version's number; None: nothing is new. An exception leaves the current version in use, and its
+        line in `last_error`.
         """
         with self._one_at_a_time:
             began = time.monotonic()
@@ -110,48 +102,45 @@ class Builder(BuildStatus):
             if number is not None and self._is_taken:
                 self._log.info("version of another replica taken", version=number)
             elif number is not None:
-                self._log.info(
-                    "version built",
-                    version=number,
-                    seconds=round(time.monotonic() - began, 3),
-                    days_computed=self.last_days_computed,
-                )
+                seconds = round(time.monotonic() - began, 3)
+                self._log.info("version built", version=number, seconds=seconds, days_computed=self.last_days_computed)
             return number
 
     def _build(self) -> int | None:
         self._is_taken = self.follower.take_newer()
         if self._is_taken:
             return self.current.version if self.current else None
-        if not self.lease.acquire():
-            return None  # another replica builds; its version is found next time
-        try:
-            return self._build_alone()
-        finally:
-            self._end_turn()
+        with self._leased() as is_held:
+            return self._build_alone() if is_held else None  # another replica builds; its version is found next time
 
-    def _end_turn(self) -> None:
-        self._lake.objects.drop_copies()
-        with contextlib.suppress(OSError):  # else it runs out
-            self.lease.release()
+    @contextlib.contextmanager
+    def _leased(self) -> Iterator[bool]:
+        """Yield whether the lease was acquired, and release it at the end."""
+        if not self.lease.acquire():
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self._lake.objects.drop_copies()
+            with contextlib.suppress(OSError):  # then it runs out
+                self.lease.release()
 
     def maintain_once(self) -> None:
-        """Maintain the lake if that is due. Blocks; call it in a thread.
-
-        A failure is logged, BuildStoppedError raised.
-        """
+        """Maintain the lake if due. Blocks; call it in a thread. A failure is logged, BuildStoppedError raised."""
         maintenance = self._maintenance
         if maintenance is None:
             return
         with self._one_at_a_time:
             try:
                 is_due = maintenance.is_due()
-                if not (is_due or maintenance.is_crowded()) or not self.lease.acquire():
+                if not (is_due or maintenance.is_crowded()):
                     return
-                try:
+                with self._leased() as is_held:
+                    if not is_held:
+                        return
                     with self._damage_counted("care"):
                         done = maintenance.run(self._check) if is_due else maintenance.compact(self._check)
-                finally:
-                    self._end_turn()
             except BuildStoppedError:
                 raise
             except Exception as error:  # noqa: BLE001 - as a build's failure; it is tried again after the next one
@@ -222,15 +211,15 @@ class Builder(BuildStatus):
         return built.version
 
     def _room_left(self, error: Exception) -> str:
-        """Return the free space by folder, where a disk is full and the error does not say which."""
+        """Return the free space by folder if a disk is full and the error does not say which."""
         if not isinstance(error, OSError) or error.errno not in _FULL or error.filename:
             return ""
         folders = [("the state", self._states.root), *([("the lake", self._lake.root)] if self._lake.is_folder else [])]
-        with contextlib.suppress(OSError):  # there is none to write into
+        with contextlib.suppress(OSError):  # there is no writable one
             folders.append(("TMPDIR", Path(tempfile.gettempdir())))
         free = []
         for what, folder in folders:
-            with contextlib.suppress(OSError):  # it is not there
+            with contextlib.suppress(OSError):  # it does not exist
                 free.append(f"{shutil.disk_usage(folder).free >> 20} MiB for {what} ({folder})")
         return f"; free now: {', '.join(free)}"
 

@@ -1,9 +1,8 @@
-"""Builds run in a process of their own: in central's they would hold Python's lock, cores and memory while agents wait.
+"""Builds run in a separate process: in central's they would hold Python's lock, cores and memory while agents wait.
 
-Central starts it (`central.build.worker`) for a build, on the first one that has something to do, and ends it
-afterwards where builds are rare; so what a build needed is given back. A line on its standard input asks for a build or
-for the maintenance of the lake after it; the end of the input stops what runs.
-The version comes by way of the lake, as another replica's does; lease and manifests are the same ones.
+Central starts it (`central.build.worker`) for the first build that has something to do. If builds are rare it is ended
+after each, which frees its memory. A line on its standard input requests a build or the maintenance of the lake; the
+end of the input stops what runs. The version comes through the lake, as another replica's does.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from whitepanda.common.errors import WhitepandaError
 
 #: What runs in the process; it gets central's process id as its argument.
 COMMAND = [sys.executable, "-m", "central.build.worker"]
-#: What the process is asked.
+#: Requests to the process.
 BUILD, MAINTAIN = b"build", b"care"
 
 _KEPT_S = 60.0  # builds that follow sooner than this share a process
@@ -45,23 +44,23 @@ class BuildFailedError(WhitepandaError):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The first line that the process reads: its configuration, and who it is in the lease."""
+    """The first line that the process reads: its configuration, and its name in the lease."""
 
     config: CentralConfig
     holder: str
-    is_short: bool = False  # of memory, as far as known: the process before it died
+    is_short: bool = False  # of memory, probably: the process before it died
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The process's answer when it has done what it was asked."""
+    """The process's answer to a request."""
 
-    error: str = ""  # one line; "": it went well
+    error: str = ""  # one line; "": it succeeded
     damaged: dict[str, list[str]] = {}  # as `BuildStatus.damaged`
     left_out: LeftOut = LeftOut()
 
 
 class BuildProcess(BuildStatus):
-    """Has the process build every `build.interval_s`; `follower` puts the versions in force."""
+    """Has the process build every `build.interval_s`; `follower` brings the versions into use."""
 
     def __init__(self, config: CentralConfig, lake: Lake, follower: VersionFollower, holder: str) -> None:
         super().__init__(follower)
@@ -92,8 +91,13 @@ class BuildProcess(BuildStatus):
     async def build_and_announce(self) -> None:
         """Build, announce the version, and only then maintain the lake, which may take long."""
         failed_before = self.last_error
-        if await in_own_thread(self._has_something) and not self._starts():
-            return
+        if await in_own_thread(self._has_something):
+            try:
+                self.start()
+            except OSError as error:  # as without memory or descriptors
+                self.last_error = f"the process that builds does not start: {error}"
+                self._log_failed(failed_before)
+                return
         await in_own_thread(self._others.check)
         try:
             number = await self._stoppable(self.build_once)
@@ -119,8 +123,8 @@ class BuildProcess(BuildStatus):
     def build_once(self) -> int | None:
         """Have the process build, once `start` was called; without it there is nothing to build.
 
-        Returns the new version's number, or None where there is nothing new. BuildFailedError: the build failed, or its
-        process died. BuildStoppedError: it was stopped. OSError: the lake cannot be read.
+        Returns the new version's number; None: nothing is new. BuildFailedError: the build failed, or its process died.
+        BuildStoppedError: it was stopped. OSError: the lake cannot be read.
         """
         with self._one_at_a_time:
             process = self._process
@@ -175,44 +179,31 @@ class BuildProcess(BuildStatus):
             process.wait()
 
     def _ask(self, process: subprocess.Popen[bytes], what: bytes) -> Answer:
-        """Have it do that, and return its answer."""
+        """Send a request and return the answer."""
         _write_line(process, what)
         line = process.stdout.readline() if process.stdout is not None else b""
         if not line:
             error = f"the process that builds ended with status {process.wait()}"
             self._start = msgspec.structs.replace(self._start, is_short=True)
-            with contextlib.suppress(OSError):  # else other replicas wait until the lease runs out
+            with contextlib.suppress(OSError):  # then other replicas wait until the lease runs out
                 self.lease.release_left()
             return Answer(error)
         return msgspec.json.decode(line, type=Answer)
-
-    def _starts(self) -> bool:
-        """Start the process. Where that fails, as without memory or descriptors, it is a failed build."""
-        failed_before = self.last_error
-        try:
-            self.start()
-        except OSError as error:
-            self.last_error = f"the process that builds does not start: {error}"
-            self._log_failed(failed_before)
-            return False
-        return True
 
     def _log_failed(self, failed_before: str) -> None:
         if self.last_error != failed_before:
             self._log.warning("build failed, the last version stays", error=self.last_error)
 
     def _has_something(self) -> bool:
-        """Return whether a build may find anything. Where the lake cannot be read, the build reports it."""
-        if self.current is not None:
-            return True
+        """Return whether a build may find anything. If the lake cannot be read, the build reports it."""
         try:
-            return next(iter(self._lake.objects.entries("samples")), None) is not None
+            return self.current is not None or any(True for _ in self._lake.objects.entries("samples"))
         except OSError:
             return True
 
 
 def _write_line(process: subprocess.Popen[bytes], line: bytes) -> None:
-    with contextlib.suppress(OSError, ValueError):  # it has ended, or was asked to: the next question finds that
+    with contextlib.suppress(OSError, ValueError):  # it has ended, or is ending: the next request finds that
         if process.stdin is not None:
             process.stdin.write(line + b"\n")
             process.stdin.flush()

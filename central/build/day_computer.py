@@ -24,7 +24,7 @@ from central.roll_ups.failing_machines import failing, is_of_memory, is_of_rows
 from central.roll_ups.store import SlotStore
 from whitepanda.common import log
 
-_LEFT_OUT_FILE = "machines_left_out.parquet"  # of a state's folder, where there are such
+_LEFT_OUT_FILE = "machines_left_out.parquet"  # of a state's folder, if any
 
 _log = log.get("builds")
 _PARTS_SHORT_OF_MEMORY = 24  # of a day, merged one after the other
@@ -32,7 +32,7 @@ _PARTS_SHORT_OF_MEMORY = 24  # of a day, merged one after the other
 
 @dataclass(frozen=True, slots=True)
 class DayComputer:
-    """Computes as many days at once as there are engines; `switch` stops it.
+    """Computes one day per engine at a time; `switch` stops it.
 
     `is_short`: memory was short for the last build, so less is done at a time from the beginning.
     """
@@ -46,11 +46,9 @@ class DayComputer:
     def compute(
         self, stale: list[BuildDay], folders: list[Path], check: Callable[[], None]
     ) -> tuple[pa.Table, pa.Table]:
-        """Compute the states of `stale` days and solve those of all `folders`.
+        """Compute the states of `stale` days and solve those of all `folders`; with less at a time if memory is short.
 
-        Where memory is short, with less at a time.
-
-        `check` is called before each step and raises where the build is to end. Returns what `methods.solved` does.
+        `check` is called before each step and raises if the build is to end. Returns what `methods.solved` does.
         """
         if not self.is_short:
             try:
@@ -81,10 +79,7 @@ class DayComputer:
     def compute_day(
         self, running: AnyEngine, day: BuildDay, scratch: Path, check: Callable[[], None], *, is_short: bool
     ) -> None:
-        """Compute the state of one day; it is there as a whole or not at all.
-
-        Where memory is short even for this, with `is_short`, machines are left out.
-        """
+        """Compute the state of one day, whole or not at all; with `is_short`, machines may be left out for memory."""
         folder = scratch / day.digest
         attempts = itertools.count()
         parts = _PARTS_SHORT_OF_MEMORY if is_short else 1
@@ -116,18 +111,14 @@ class DayComputer:
             pq.write_table(pa.table({"machine": pa.array(left_out, pa.string())}), folder / _LEFT_OUT_FILE)
             if new := sorted(set(left_out) - self.slots.known_left_out):
                 self.slots.known_left_out.update(new)
-                _log.warning(
-                    "rows of machines make a build fail and are left out",
-                    day=day.day.isoformat(),
-                    machines=new,
-                    error=line_of(error),
-                )
+                facts = {"day": day.day.isoformat(), "machines": new, "error": line_of(error)}
+                _log.warning("rows of machines make a build fail and are left out", **facts)
         self.states.put(folder, day.folder)
 
     def _write_slots(
         self, running: Engine, day: BuildDay, folder: Path, parts: int, without: Sequence[str]
     ) -> list[Path]:
-        """Write the slots of a day, part by part. Returns the files."""
+        """Write the slots of a day in `parts` files, which are returned."""
         rows = self.slots.read(running.connection, [day.slots])
         if without:
             rows = rows.filter(rows.machine.notin(without))
@@ -145,12 +136,12 @@ class DayComputer:
 
     @contextlib.contextmanager
     def _running_engines(self, days: int, threads: int) -> Iterator[tuple[Sequence[AnyEngine], Path]]:
-        """Yield engines for so many days, and a folder for unfinished work, on the lake's disk and gone afterwards."""
+        """Yield engines for this many days, and a temporary folder on the lake's disk for unfinished work."""
         with OwnedFolder(self.states.root, ".build-") as scratch, contextlib.ExitStack() as stack:
             running: Sequence[AnyEngine]
             if self.section.engine == "duckdb":
                 running = stack.enter_context(self._duckdb(scratch, days, threads))
-            else:  # which spreads a day over its workers
+            else:  # Spark spreads a day over its workers
                 spark = SparkEngine(
                     master=self.section.spark_master,
                     memory_limit_mib=self.section.memory_limit_mib,

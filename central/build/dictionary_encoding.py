@@ -1,7 +1,7 @@
-"""Names in task slots as numbers, joined on once: what follows compares and sorts integers.
+"""Names in task slots as numbers, so that later steps compare and sort integers.
 
-Numbers are the places of names in their order, so they are the same however often, and by whichever engine, they are
-computed. The tables of names are small; they are kept in Parquet files, where they are computed once.
+Numbers are the places of names in their order, so each engine computes the same ones. The small tables of names are
+computed once and kept in Parquet files.
 """
 
 from pathlib import Path
@@ -22,10 +22,7 @@ def numbered(table: ir.Table, **names: str) -> ir.Table:
 
 
 def coded(opened: AnyEngine, slots: ir.Table, folder: Path) -> tuple[ir.Table, int]:
-    """Return task slots with numbers for machines, and how many they are.
-
-    Which number is which machine is written to `machines.parquet` (machine, code, rows).
-    """
+    """Return task slots with numbers for machines, and their count; writes `machines.parquet` (machine, code, rows)."""
     found = slots.group_by("machine").aggregate(rows=slots.count())
     path = folder / "machines.parquet"
     opened.write(numbered(found, code="machine"), path)

@@ -1,7 +1,7 @@
 """What runs a build's Ibis expressions: DuckDB in this process, here, or Spark (`central.build.spark`).
 
 Several days are computed in parallel: Python makes half of a day's state, on one core, queries the rest on all.
-An engine runs one query at a time, so each day has an engine of its own, with its part of memory and threads.
+An engine runs one query at a time, so each day has its own engine, with its part of memory and threads.
 """
 
 import concurrent.futures
@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import ibis
 import ibis.expr.types as ir
@@ -30,13 +30,13 @@ _Result = TypeVar("_Result")
 
 
 class Interruptible(Protocol):
-    """What a build waits for."""
+    """An engine or connection that a build waits for."""
 
     def interrupt(self) -> None:
         """Have what runs now fail. May be called from any thread."""
 
 
-class Engine:
+class Engine(contextlib.AbstractContextManager["Engine"]):
     """DuckDB in this process, bounded in memory (its buffers) and threads; what does not fit goes to `spill_dir`."""
 
     def __init__(self, *, memory_limit_mib: int, threads: int, spill_dir: Path) -> None:
@@ -44,14 +44,7 @@ class Engine:
         opened = duckdb_connection.bounded(memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=spill_dir)
         self.connection: Any = ibis.duckdb.from_connection(opened)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Free the engine's memory and files."""
         self.connection.disconnect()
 
     def interrupt(self) -> None:
@@ -74,18 +67,17 @@ class Engine:
         table.to_parquet(path, compression="zstd")
         return int(pq.read_metadata(path).num_rows)
 
-    def machine_days(self, rows: ir.Table, count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
+    def machine_days(self, rows: ir.Table, count: int, kernel: Kernel, slot_ns: int, path: Path) -> None:
         """Run a kernel of `central.build.machine_days` on `count` rows of whole machine days, better of one day.
 
-        Writes what it leaves to the Parquet file `path` of `machine_days.PRODUCTS`, and returns the number of rows.
-        Python holds the rows of whole machines, some `_PART_ROWS` at a time.
+        Writes its `machine_days.PRODUCTS` to the Parquet file `path`. Python holds the rows of whole machines, some
+        `_PART_ROWS` at a time.
         """
         parts = max(1, math.ceil(count / _PART_ROWS))
         with pq.ParquetWriter(path, PRODUCTS, compression="none") as writer:  # read once, soon
             for part in range(parts):
                 mine = rows if parts == 1 else rows.filter(rows.machine % parts == part)
                 writer.write_table(kernel(mine.to_pyarrow(), slot_ns))
-        return int(pq.read_metadata(path).num_rows)
 
 
 AnyEngine = Engine | SparkEngine
@@ -94,27 +86,21 @@ _AnyOne = TypeVar("_AnyOne", bound=Interruptible)
 
 @contextlib.contextmanager
 def duckdb_engines(days: int, *, memory_limit_mib: int, threads: int, spill_dir: Path) -> Iterator[list[Engine]]:
-    """Open engines for so many days, at most one per thread; they share the memory and the threads."""
+    """Open engines for this many days, at most one per thread; they share the memory and the threads."""
     count = max(1, min(days, threads))
+    share = {"memory_limit_mib": memory_limit_mib // count, "threads": threads // count}
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(
-                Engine(
-                    memory_limit_mib=memory_limit_mib // count,
-                    threads=threads // count,
-                    spill_dir=spill_dir / f"engine-{number}",
-                )
-            )
-            for number in range(count)
+            stack.enter_context(Engine(**share, spill_dir=spill_dir / f"engine-{number}")) for number in range(count)
         ]
 
 
 def on_engines(
     engines: Sequence[_AnyOne], items: Sequence[_Item], work: Callable[[_AnyOne, _Item], _Result]
 ) -> list[_Result]:
-    """Do the work for each item, as many at once as there are engines, and return the results in the items' order.
+    """Do the work for each item, one per engine at a time, and return the results in the items' order.
 
-    What fails first is raised. What has not begun then is not done, what runs is interrupted and waited for.
+    The first failure is raised; then nothing more is begun, and what runs is interrupted and waited for.
     """
     if len(engines) == 1:
         return [work(engines[0], item) for item in items]
@@ -165,7 +151,7 @@ class StopSwitch:
 
     @contextlib.contextmanager
     def interrupting(self, running: Sequence[Interruptible]) -> Iterator[None]:
-        """Interrupt these by `stop` while the context lasts."""
+        """Have `stop` interrupt these while the context lasts."""
         self._running = running
         try:
             yield

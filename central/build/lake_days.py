@@ -30,7 +30,7 @@ _log = log.get("builds")
 
 @dataclass(frozen=True, slots=True)
 class BuildDay:
-    """One day of the lake that counts, its slots when the build began, and where its state is or will be."""
+    """One day of the lake that counts, its slots when the build began, and the folder of its state."""
 
     day: date
     digest: str
@@ -53,8 +53,8 @@ class LakeDays:
     def roll_up(self, check: Callable[[], None], before: LeftOut) -> tuple[list[BuildDay], LeftOut]:
         """Return the days that count, and how many are `build.days` or more older than the newest one.
 
-        `check` is called before each day and raises where the build is to end; a change of what is too old since
-        `before` is logged. LakeError: a segment is damaged. OSError: one cannot be read.
+        `check` is called before each day and raises if the build is to end; a change of what is too old since `before`
+        is logged. LakeError: a segment is damaged. OSError: one cannot be read.
         """
         segments: dict[date, list[Segment]] = {}
         for segment in self.lake.segments():
@@ -111,12 +111,8 @@ class LakeDays:
             self._rows[day] = (names, rows)
         found = LeftOut(len(self._rows), sum(rows for _, rows in self._rows.values()))
         if found != before:
-            _log.info(
-                "days are too old to count: build.days before the newest day of the lake, or more",
-                days_left_out=found.days,
-                rows_left_out=found.rows,
-                build_days=self.section.days,
-            )
+            counts = {"days_left_out": found.days, "rows_left_out": found.rows, "build_days": self.section.days}
+            _log.info("days are too old to count: build.days before the newest day of the lake, or more", **counts)
         return found
 
 

@@ -1,11 +1,9 @@
 """Co-located jobs on each machine day, as products of small dense matrices; the same on every engine.
 
-Pairs of jobs that share a machine slot are some twenty times as many as the task slots, and engines would list them
-to sum them. A machine day is one matrix (slots x jobs) instead, and all of its sums are products of such matrices.
-Kernels take whole machine days in any order: those of many machines on DuckDB, one machine day on Spark.
-
-Names are numbers here (`central.build.dictionary_encoding`). The sums come in one table, `PRODUCTS`, that engines
-can add up by key (`kind`, `a`, `b`).
+Pairs of jobs that share a machine slot are some twenty times as many as the task slots. So a machine day is one matrix
+(slots x jobs), and all of its sums are products of such matrices. Kernels take whole machine days in any order: those
+of many machines on DuckDB, one machine day on Spark. Names are numbers (`central.build.dictionary_encoding`). The sums
+are one table, `PRODUCTS`, that engines can add up by key (`kind`, `a`, `b`).
 """
 
 import functools
@@ -20,25 +18,16 @@ from central.models.antagonists.whitepanda import CLIP, quasi_differenced
 from central.models.groups import Floats, Ints
 from central.models.groups import sums as sums_of
 
+#: Columns of the values in `PRODUCTS`.
+VALUES = ("v0", "v1", "v2", "v3")
 #: What kernels leave. Which keys and values count depends on `kind`, see the kernels; the others are 0.
-PRODUCTS = pa.schema(
-    {
-        "kind": pa.int8(),
-        "a": pa.int32(),
-        "b": pa.int32(),
-        "v0": pa.float64(),
-        "v1": pa.float64(),
-        "v2": pa.float64(),
-        "v3": pa.float64(),
-    }
-)
+PRODUCTS = pa.schema({"kind": pa.int8(), "a": pa.int32(), "b": pa.int32()} | dict.fromkeys(VALUES, pa.float64()))
 PAIRS, JOBS, MACHINE_JOBS, MACHINES, TOTAL = range(5)
 
 #: Takes rows of whole machine days and the length of a slot; returns `PRODUCTS`.
 Kernel = Callable[[pa.Table, int], pa.Table]
 
 DAY_NS = 86_400 * 10**9
-_VALUES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +44,20 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """Usage beside latency-sensitive tasks.
+    """Usage beside latency-sensitive tasks, by place: a slot that has one with a CPI."""
 
-    Attributes:
-        sensitive: which rows are latency-sensitive tasks with a CPI; shape (rows,).
-        place: of each of these, which row of `usage` its slot is.
-        tasks: how many there are per place; above 0.
-        slot: of each place, ascending.
-        jobs: of each column of `usage`, ascending.
-        column: of each task slot with a usage that is beside one; shape (beside,).
-        task_usage: its usage; shape (beside,).
-        usage: summed over tasks; shape (places, jobs).
-    """
-
-    sensitive: Any
-    place: Ints
-    tasks: Ints
-    slot: Ints
-    jobs: Ints
-    column: Ints
-    task_usage: Floats
-    usage: Floats
+    sensitive: Any  # which rows are latency-sensitive tasks with a CPI; shape (rows,)
+    place: Ints  # of each of these
+    tasks: Ints  # how many there are per place; above 0
+    slot: Ints  # of each place, ascending
+    jobs: Ints  # of each column of `usage`, ascending
+    column: Ints  # of each task slot beside one that has a usage; shape (beside,)
+    task_usage: Floats  # its usage; shape (beside,)
+    usage: Floats  # summed over tasks; shape (places, jobs)
 
     @classmethod
     def of(cls, rows: _Rows) -> "_Beside | None":
-        """Return None where no latency-sensitive task has a CPI."""
+        """Return None if no latency-sensitive task has a CPI."""
         first = int(rows.slot.min())
         slot = rows.slot - first
         sensitive = ~np.isnan(rows.victim)
@@ -116,26 +94,23 @@ class _Sums:
 
 
 def products(kind: int, keys: list[Ints], values: list[Floats]) -> pa.Table:
-    """Return rows of `PRODUCTS` of one kind: of at most 2 keys and 4 values, at least one value."""
+    """Return rows of `PRODUCTS` of one kind: at most 2 keys, 1 to 4 values."""
     rows = len(values[0])
     no_key, no_value = np.zeros(rows, np.int32), np.zeros(rows)
     columns = [np.full(rows, kind, np.int8), *(key.astype(np.int32) for key in keys)]
-    columns += [no_key] * (2 - len(keys)) + values + [no_value] * (_VALUES - len(values))
+    columns += [no_key] * (2 - len(keys)) + values + [no_value] * (len(VALUES) - len(values))
     return pa.Table.from_arrays([pa.array(each) for each in columns], schema=PRODUCTS)
 
 
 def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
     """Sum what whitepanda's estimator needs (`central.models.antagonists.whitepanda.WhitepandaState`).
 
-    Args:
-        rows: `machine`, `slot_start_ns`, `job`, `usage`, and `n_cpi` as from `robust_n_cpi` but not cut yet, null but
-            for latency-sensitive tasks.
-        slot_ns: length of a slot.
+    `rows` are `machine`, `slot_start_ns`, `job`, `usage`, and `n_cpi` as from `robust_n_cpi` but not cut yet, null
+    except for latency-sensitive tasks; slots are of `slot_ns`.
 
-    Returns:
-        `PAIRS` (job, other, in order): within, between_days. `JOBS` (job): job_within, job_between_days, samples,
-        sum_usage_squared. `MACHINE_JOBS` (machine, job): usage, product. `MACHINES` (machine): slots, sum_y,
-        sum_y_squared. `TOTAL`: as `total`.
+    Returns `PAIRS` (job, other, in order): within, between_days. `JOBS` (job): job_within, job_between_days, samples,
+    sum_usage_squared. `MACHINE_JOBS` (machine, job): usage, product. `MACHINES` (machine): slots, sum_y, sum_y_squared.
+    `TOTAL`: as `total`.
     """
     sums = _Sums()
     for day in _machine_days(rows, slot_ns, "n_cpi"):
@@ -161,14 +136,11 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
 def panda(rows: pa.Table, slot_ns: int) -> pa.Table:
     """Sum what PANDA needs (`central.models.antagonists.panda.PairState`, whose names these are).
 
-    Args:
-        rows: `machine`, `slot_start_ns`, `job`, `usage`, `cpi` (null but for latency-sensitive tasks), and `group`,
-            a number of job and platform.
-        slot_ns: length of a slot.
+    `rows` are `machine`, `slot_start_ns`, `job`, `usage`, `cpi` (null except for latency-sensitive tasks), and `group`,
+    a number of job and platform; slots are of `slot_ns`.
 
-    Returns:
-        `PAIRS` (job, group of the latency-sensitive one): usage_cpi, usage; without pairs that never met. `JOBS`
-        (job): sum_usage_squared, samples.
+    Returns `PAIRS` (job, group of the latency-sensitive one): usage_cpi, usage; without pairs that never met. `JOBS`
+    (job): sum_usage_squared, samples.
     """
     sums = _Sums()
     for day in _machine_days(rows, slot_ns, "cpi"):
@@ -191,7 +163,7 @@ def panda(rows: pa.Table, slot_ns: int) -> pa.Table:
 
 @functools.lru_cache(maxsize=1000)  # some 10 MB
 def _triangle(width: int) -> tuple[Ints, Ints]:
-    """Indices of the upper triangle; machines have about as many jobs, so they come again and again."""
+    """Indices of the upper triangle; machines have about as many jobs, so they recur."""
     return np.triu_indices(width)
 
 

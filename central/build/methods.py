@@ -19,20 +19,16 @@ from central.build.engine import AnyEngine, with_schema
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to make coefficients of task slots.
+    """A way to make coefficients of task slots."""
 
-    Attributes:
-        format: of its states, part of every state's digest: with another one all of them are computed anew.
-        write_state: writes files into the folder of one day's state, of its task slots (columns as of
-            `panda_state.task_slots`) and their length, ns.
-        coefficients: computes from the folders of all days, at least one, and `panda_state.job_statistics` of them:
-            job, samples, sum_usage_squared, coefficient, standard_error (null: not known).
-        more_statistics: adds location_log_cpi and scale_log_cpi to the rows of job statistics, from the same folders.
-    """
-
+    #: Of its states, part of every state's digest: with another one all of them are computed anew.
     format: str
+    #: Writes one day's state: of task slots (columns as of `panda_state.task_slots`) and their length, ns, to a folder.
     write_state: Callable[[AnyEngine, ir.Table, int, Path], None]
+    #: Computes from the folders of all days, at least one, and their `panda_state.job_statistics`: job, samples,
+    #: sum_usage_squared, coefficient, standard_error (null: not known).
     coefficients: Callable[[AnyEngine, Sequence[Path], ir.Table], pa.Table]
+    #: Adds location_log_cpi and scale_log_cpi to the rows of job statistics, from the same folders.
     more_statistics: Callable[[pa.Table, Sequence[Path]], pa.Table] = lambda statistics, _folders: statistics
 
 
@@ -49,20 +45,19 @@ METHODS: dict[str, Method] = {
     ),
 }
 
-#: Jobs of a machine day, once with each platform, beyond so many are left out, the rarest first: pairs of jobs, and all
-#: names, have to fit into memory.
+#: Jobs of a machine day, once with each platform; more are left out, the rarest first: pairs must fit into memory.
 MAX_JOBS = 500
-#: Of a state's folder: machines with more jobs than count, and how many are left out (machine, jobs).
+#: File of a state: machines with too many jobs, and how many are left out (machine, jobs).
 CROWDED_FILE = "crowded.parquet"
 
 
 def write(
     method: str, running: AnyEngine, slots: ir.Table, slot_ns: int, folder: Path, max_jobs: int = MAX_JOBS
 ) -> None:
-    """Write the state of one day into `folder`, which is there and empty.
+    """Write the state of one day into the empty `folder`.
 
-    `slots`: columns as of `panda_state.task_slots`, better from a file, as they are read several times, of length
-    `slot_ns`. `max_jobs` count of a machine day, the most common ones.
+    `slots`, of length `slot_ns`: columns as of `panda_state.task_slots`, better from a file, as they are read several
+    times. `max_jobs` of a machine day count, the most common ones.
     """
     rare = folder / "rare.parquet"
     slots = _without_rarest(running, slots, max_jobs, rare)
@@ -72,7 +67,7 @@ def write(
 
 
 def _without_rarest(running: AnyEngine, slots: ir.Table, max_jobs: int, rare: Path) -> ir.Table:
-    """Leave out the rarest jobs of machines that have too many; writes them, and `CROWDED_FILE` beside them."""
+    """Leave out the rarest jobs of machines that have too many; write them, and `CROWDED_FILE`."""
     keys = ["machine", "job", "platform"]
     jobs = slots.group_by(keys).aggregate(rows=slots.count())
     counts = jobs.group_by("machine").aggregate(jobs=jobs.count())

@@ -1,4 +1,4 @@
-"""Warns where another replica of the lake builds by other settings: then each replaces the other's versions by its own.
+"""Warns if another replica of the lake builds with other settings: then each replaces the other's versions.
 
 That is not refused: settings may be changed, one replica after the other.
 """
@@ -16,12 +16,12 @@ from central.lake.replicas import RECENT_S
 from whitepanda.common import log
 
 _log = log.get("builds")
-_RECENT_BUILDS = 3  # a replica that builds none of so many that are due is gone, or was set up anew
+_RECENT_BUILDS = 3  # a replica that built none of this many due ones is gone, or was set up anew
 
 
 @dataclass(slots=True)
 class OtherSettings:
-    """Compares settings with those of the newest version that another replica (not `holder`) has built of late."""
+    """Compares settings with those of the newest version that another replica (not `holder`) has built recently."""
 
     section: BuildSection
     versions: VersionStore
@@ -32,7 +32,7 @@ class OtherSettings:
     _warned: str = ""
 
     def check(self) -> None:
-        """Warn of what differs, once until that changes. Blocks; what cannot be read is passed over."""
+        """Warn of differing settings, once until that changes. Blocks; unreadable versions are skipped."""
         try:
             numbers = self.versions.numbers()
         except OSError:
@@ -46,9 +46,7 @@ class OtherSettings:
                 self._theirs = manifest
                 break
         self._checked = max(numbers, default=0)
-        self._warn(self._theirs)
-
-    def _warn(self, theirs: Manifest | None) -> None:
+        theirs = self._theirs
         recent_ns = round(max(RECENT_S, _RECENT_BUILDS * self.section.interval_s) * 1e9)
         if theirs is None or self.clock_unix_ns() - theirs.created_unix_ns > recent_ns:
             self._warned = ""

@@ -1,12 +1,11 @@
-"""PANDA as Ibis expressions, on any engine; the same in result as `central.models.antagonists.panda`.
+"""PANDA as Ibis expressions, on any engine, with the results of `central.models.antagonists.panda`.
 
-Samples (the lake's rows, or a trace's) become task slots; from those follow either, at once, a fit of the
-paper's equations (1) to (3), or the state of a day, which merges with other days' and gives the same.
+Samples (the lake's rows, or a trace's) become task slots; from those follows either a fit of the paper's equations (1)
+to (3), or the state of a day, which merges with other days' and gives the same.
 
-Only what every SQL backend of Ibis has is used, so that the same expressions run on Spark too. What is
-read several times is kept in a Parquet file, not in a backend's temporary tables. Engines add floating-point
-numbers in any order, so results differ in the last digits from run to run; moments are taken about a first
-mean, where nothing large cancels.
+Only features of every SQL backend of Ibis are used, so that the same expressions run on Spark too. Tables that are read
+several times are kept in a Parquet file, not in a backend's temporary tables. Engines add floating-point numbers in any
+order, so results differ in the last digits from run to run. Moments are about a first mean: nothing large cancels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,38 +47,26 @@ _JOB = ["job", "platform"]
 def task_slots(samples: ir.Table, slot_ns: int) -> ir.Table:
     """Merge the records of each task in each slot of length `slot_ns` by duration.
 
-    A record belongs to the slot that it starts in. CPI is the mean over the records that have one, usage over
-    those that have one, each weighted by duration. NaN is not known; records without a duration are left out.
+    A record belongs to the slot that it starts in. CPI and usage are means over the records that have one, weighted by
+    duration. NaN is not known; records without a duration are left out.
 
-    Args:
-        samples: machine, vm, job, platform, latency_sensitive, start_unix_ns (not negative),
-            duration_ns, cpi, cpu_usage_cores.
-        slot_ns: length of a slot.
-
-    Returns:
-        machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi; null where not known.
+    `samples`: machine, vm, job, platform, latency_sensitive, start_unix_ns (not negative), duration_ns, cpi,
+    cpu_usage_cores. Returns machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi; null: not known.
     """
     rows = samples.filter(samples.duration_ns > 0)
     duration = rows.duration_ns.cast("float64")
-    cpi_known = rows.cpi.notnull() & ~rows.cpi.isnan()
-    usage_known = rows.cpu_usage_cores.notnull() & ~rows.cpu_usage_cores.isnan()
-    rows = rows.mutate(
-        # An integer remainder, for a quotient goes through floating point and is off at the borders.
-        slot_start_ns=rows.start_unix_ns - rows.start_unix_ns % ibis.literal(slot_ns, "int64"),
-        _usage_time=ibis.ifelse(usage_known, duration, None),
-        _usage=ibis.ifelse(usage_known, rows.cpu_usage_cores * duration, None),
-        _cpi_time=ibis.ifelse(cpi_known, duration, None),
-        _cpi=ibis.ifelse(cpi_known, rows.cpi * duration, None),
-    )
-    sums = rows.group_by([*_PLACE, "vm", *_JOB, "latency_sensitive"]).aggregate(
-        _usage=rows["_usage"].sum(),
-        _usage_time=rows["_usage_time"].sum(),
-        _cpi=rows["_cpi"].sum(),
-        _cpi_time=rows["_cpi_time"].sum(),
-    )
-    return sums.mutate(usage=sums["_usage"] / sums["_usage_time"], cpi=sums["_cpi"] / sums["_cpi_time"]).drop(
-        "_usage", "_usage_time", "_cpi", "_cpi_time"
-    )
+    weighted = {}
+    for name, value in (("usage", rows.cpu_usage_cores), ("cpi", rows.cpi)):
+        is_known = value.notnull() & ~value.isnan()
+        weighted[f"_{name}"] = ibis.ifelse(is_known, value * duration, None)
+        weighted[f"_{name}_time"] = ibis.ifelse(is_known, duration, None)
+    # An integer remainder: a quotient goes through floating point and is off at the borders.
+    start = rows.start_unix_ns - rows.start_unix_ns % ibis.literal(slot_ns, "int64")
+    rows = rows.mutate(slot_start_ns=start, **weighted)
+    keys = [*_PLACE, "vm", *_JOB, "latency_sensitive"]
+    sums = rows.group_by(keys).aggregate(**{name: rows[name].sum() for name in weighted})
+    means = {name: sums[f"_{name}"] / sums[f"_{name}_time"] for name in ("usage", "cpi")}
+    return sums.mutate(**means).drop(*weighted)
 
 
 def cpi_moments(slots: ir.Table) -> ir.Table:
@@ -93,7 +80,7 @@ def cpi_moments(slots: ir.Table) -> ir.Table:
 
 
 def job_statistics(moments: ir.Table) -> ir.Table:
-    """Return job, platform, samples, mean_cpi, std_cpi; the latter is 0 where the CPI does not vary."""
+    """Return job, platform, samples, mean_cpi, std_cpi; std_cpi is 0 if the CPI does not vary."""
     std = (moments.m2 / moments.samples).sqrt()
     varies = std > moments["mean"].abs() * MIN_RELATIVE_STD
     return moments.select(

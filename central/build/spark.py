@@ -1,5 +1,6 @@
 """Spark as an engine: the same Ibis expressions as on DuckDB, on any master. Needs the extra `spark` and Java 17."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -7,7 +8,7 @@ import uuid
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import ibis
 import ibis.expr.types as ir
@@ -18,16 +19,13 @@ from central.build.machine_days import DAY_NS, Kernel
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
 
-_NAME = "whitepanda"
-_FOLDER_SUFFIX = ".spark"
-
 
 def is_spark_error(error: BaseException) -> bool:
     """Return whether Spark raised this; its classes can be named only where it is installed."""
     return type(error).__module__.split(".")[0] in {"pyspark", "py4j"}
 
 
-class SparkEngine:
+class SparkEngine(contextlib.AbstractContextManager["SparkEngine"]):
     """A Spark session with the methods of `central.build.engine.Engine`.
 
     `master` is `local[2]`, `spark://host:7077`, `yarn` or `k8s://...`, `memory_limit_mib` the driver's and `partitions`
@@ -43,7 +41,7 @@ class SparkEngine:
             ) from error
         # It says so of any pandas 3, at each use; the pair that requirements/ pins is tested.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-        settings = {
+        settings: dict[str, bool | float | int | str | None] = {
             "spark.driver.memory": f"{memory_limit_mib}m",
             "spark.sql.shuffle.partitions": str(partitions),
             "spark.local.dir": str(spill_dir),
@@ -55,11 +53,9 @@ class SparkEngine:
         if master.startswith("local"):
             # Workers of this machine, with what is installed here. PySpark asks for this name in the environment alone.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.master(master).appName(_NAME)
-        for key, value in settings.items():
-            builder = builder.config(key, value)
+        builder = SparkSession.builder.master(master).appName("whitepanda")
         try:
-            self._session: Any = builder.getOrCreate()
+            self._session: Any = builder.config(map=settings).getOrCreate()
         except Exception as error:  # pyspark's own, or Java's
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise UnavailableError(
@@ -69,14 +65,7 @@ class SparkEngine:
         self._session.sparkContext.setLogLevel("ERROR")
         self.connection: Any = ibis.pyspark.connect(self._session)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop the session."""
         self._session.stop()
 
     def interrupt(self) -> None:
@@ -97,9 +86,10 @@ class SparkEngine:
 
     def write(self, table: ir.Table, path: Path) -> int:
         """Run an expression and write its rows as one Parquet file. Returns how many."""
-        return self._write(self._session.sql(self.connection.compile(table)), path)
+        self._write(self._session.sql(self.connection.compile(table)), path)
+        return int(pq.read_metadata(path).num_rows)
 
-    def machine_days(self, rows: ir.Table, _count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
+    def machine_days(self, rows: ir.Table, _count: int, kernel: Kernel, slot_ns: int, path: Path) -> None:
         """Do as `Engine.machine_days`, on the workers, each machine day by itself."""
 
         def run(part: pa.Table) -> pa.Table:
@@ -108,11 +98,11 @@ class SparkEngine:
         rows = rows.mutate(_day=rows.slot_start_ns - rows.slot_start_ns % DAY_NS)
         frame = self._session.sql(self.connection.compile(rows))
         schema = "kind byte, a int, b int, v0 double, v1 double, v2 double, v3 double"
-        return self._write(frame.groupBy("machine", "_day").applyInArrow(run, schema), path)
+        self._write(frame.groupBy("machine", "_day").applyInArrow(run, schema), path)
 
     @staticmethod
-    def _write(frame: Any, path: Path) -> int:
-        folder = path.with_name(path.name + _FOLDER_SUFFIX)
+    def _write(frame: Any, path: Path) -> None:
+        folder = path.with_name(path.name + ".spark")
         # Not `coalesce`, which would have one worker compute all of it.
         frame.repartition(1).write.mode("overwrite").parquet(str(folder.resolve()))
         try:
@@ -120,4 +110,3 @@ class SparkEngine:
             file.replace(path)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        return int(pq.read_metadata(path).num_rows)

@@ -1,4 +1,4 @@
-"""Days' states as folders: each is there as a whole or not at all, and is not used when it is damaged.
+"""Days' states as folders: each is complete or absent, and is not used when it is damaged.
 
     <root>/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi}.parquet, digests.json
 
@@ -38,19 +38,16 @@ def check_state(folder: Path) -> None:
     name = f"{day}/{_DIGESTS}"
     try:
         data = read_manifest(Folder(root), name, _REMEDY)
-        files = msgspec.json.decode(data, type=_Digests).files
+        for file, digest in msgspec.json.decode(data, type=_Digests).files.items():
+            name = f"{day}/{file}"
+            checksums.check_digest(str(root), name, folder / file, digest, _REMEDY)
     except FileNotFoundError as error:
-        raise DamagedError(str(root), name, "it is gone; nothing is lost", _REMEDY) from error
+        gone = "it is gone; nothing is lost" if name.endswith(_DIGESTS) else "it is gone"
+        raise DamagedError(str(root), name, gone, _REMEDY) from error
+    except NotRegularError as error:
+        raise DamagedError(str(root), name, "it is not a regular file", _REMEDY) from error
     except msgspec.MsgspecError as error:
         raise DamagedError(str(root), name, str(error), _REMEDY) from error
-    for file, digest in files.items():
-        name = f"{day}/{file}"
-        try:
-            checksums.check_digest(str(root), name, folder / file, digest, _REMEDY)
-        except FileNotFoundError as error:
-            raise DamagedError(str(root), name, "it is gone", _REMEDY) from error
-        except NotRegularError as error:
-            raise DamagedError(str(root), name, "it is not a regular file", _REMEDY) from error
 
 
 def state_folders(root: Path) -> Iterator[Path]:
@@ -59,10 +56,7 @@ def state_folders(root: Path) -> Iterator[Path]:
 
 
 class StateFolders:
-    """The states of one length of slots, in the folder `slot=<length>`.
-
-    `damaged` are names of files found damaged, for the caller to empty.
-    """
+    """The states of one length of slots, in the folder `slot=<length>`. `damaged`: files; the caller empties it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -70,11 +64,11 @@ class StateFolders:
         self._log = log.get("builds")
 
     def folder(self, day: date, digest: str) -> Path:
-        """Return where the state of a day with such slots is, or will be."""
+        """Return the folder of the state of a day with such slots."""
         return self.root / f"day={day}" / digest[:32]
 
     def is_there(self, folder: Path) -> bool:
-        """Return whether a day's state is there and whole. A damaged one is logged and deleted. Raises OSError."""
+        """Return whether a day's state exists. A damaged one is logged and deleted. Raises OSError."""
         if not folder.is_dir():
             return False
         try:
@@ -87,10 +81,7 @@ class StateFolders:
         return True
 
     def put(self, written: Path, folder: Path) -> None:
-        """Move a state that has been written to its place.
-
-        Raises OSError, unless another builder has put the same there.
-        """
+        """Move a state that has been written to its place; OSError, unless another builder has put the same there."""
         files = {path.name: checksums.digest_of(path) for path in sorted(written.iterdir())}
         data = msgspec.json.encode(_Digests(files=files, seal=checksums.PLACE)) + b"\n"
         (written / _DIGESTS).write_bytes(checksums.sealed(data, f"{folder.parent.name}/{folder.name}/{_DIGESTS}"))
@@ -113,7 +104,7 @@ class StateFolders:
 
 
 def _delete(folder: Path) -> None:
-    """Delete a day's state. Its name goes at once, so that no reader finds half of it."""
+    """Delete a day's state, after a rename, so that no reader finds half of it."""
     if not folder.name.startswith("."):
         folder = folder.rename(folder.with_name(f".{folder.name}"))
     shutil.rmtree(folder)

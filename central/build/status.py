@@ -1,4 +1,4 @@
-"""The state of builds, for the process that runs them and the one that has them run."""
+"""The state of builds, in the process that runs them and in central."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from central.coefficients.versions import BuiltVersion, VersionStore
 
 
 class BuildStoppedError(Exception):
-    """The build was told to stop."""
+    """The build was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,10 @@ class LeftOut:
 
 
 class BuildStatus:
-    """How the last build went, and which version is in force (`follower`).
+    """The outcome of the last build, and the current version (`follower`).
 
-    `last_error` is one line of why the last build failed, "" when it went well; `left_out` what it found too old to
-    count. `damaged` is what the last build, and the last maintenance of the lake, found damaged, by "build" and "care".
+    `last_error`: why the last build failed, in one line; "": it succeeded. `left_out`: what it found too old to count.
+    `damaged`: files that the last build ("build") and the last maintenance of the lake ("care") found damaged.
     """
 
     def __init__(self, follower: VersionFollower) -> None:
@@ -38,7 +38,7 @@ class BuildStatus:
 
     @property
     def current(self) -> BuiltVersion | None:
-        """The version in force; None before the first one."""
+        """The current version; None before the first one."""
         return self.follower.current
 
     @property

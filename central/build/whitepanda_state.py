@@ -1,16 +1,18 @@
 """Whitepanda's estimator on an engine: robust scales as Ibis expressions, machine days by `machine_days`, sums again.
 
-What days leave is a folder each (`write_state`). Folders of any days, made by any engine, are added up and solved here
-in numpy (`merged_state`, `coefficients`): no row of task slots is read again. The result is that of
+Each day leaves a folder (`write_state`). Folders of any days, made by any engine, are added up and solved here in numpy
+(`merged_state`, `coefficients`): no row of task slots is read again. The result is the one of
 `central.models.antagonists.whitepanda` to 1e-9.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import ibis
 import ibis.expr.types as ir
@@ -31,16 +33,15 @@ from central.models.groups import Floats, Ints, group, sums
 STATE_FILES = ("machines.parquet", "jobs.parquet", "products.parquet")
 
 _DAY = ("job", "platform", "day")
-_VALUES = ("v0", "v1", "v2", "v3")
 _FOLD_ROWS = 2_000_000  # of 40 bytes
 _MAX_PLACES = 8_000_000  # of 17 bytes for pairs of jobs
-# Of each kind of `PRODUCTS`: what its two keys number, and how many values count.
+# Of each kind of `PRODUCTS`: what its two keys number, and the names of its values in `WhitepandaState`.
 _KINDS = {
-    machine_days.PAIRS: ("job", "job", 2),
-    machine_days.JOBS: ("job", "", 4),
-    machine_days.MACHINE_JOBS: ("machine", "job", 2),
-    machine_days.MACHINES: ("machine", "", 3),
-    machine_days.TOTAL: ("", "", 4),
+    machine_days.PAIRS: ("job", "job", ("within", "between_days")),
+    machine_days.JOBS: ("job", "", ("job_within", "job_between_days", "samples", "sum_usage_squared")),
+    machine_days.MACHINE_JOBS: ("machine", "job", ("machine_usage", "machine_product")),
+    machine_days.MACHINES: ("machine", "", ("slots", "sum_y", "sum_y_squared")),
+    machine_days.TOTAL: ("", "", ("slots", "machine_days", "own", "between_days")),
 }
 
 
@@ -50,9 +51,8 @@ def day_scales(slots: ir.Table) -> ir.Table:
     Median, and IQR / 1.349 with linear interpolation, are per job, platform and day over latency-sensitive tasks
     with a CPI, as in `central.models.antagonists.whitepanda.robust_n_cpi`.
 
-    Returns:
-        job, platform, day (its first nanosecond since 1970), code (of the job), and samples, location, scale; 0 and
-        null where no latency-sensitive task has a CPI.
+    Returns job, platform, day (its first nanosecond since 1970), code (of the job), and samples, location, scale; 0 and
+    null if no latency-sensitive task has a CPI.
     """
     rows = _with_log_cpi(slots)
     x = rows["_x"]
@@ -69,7 +69,7 @@ def normalised(slots: ir.Table, jobs: ir.Table, *, is_one_day: bool = False) -> 
     compared.
     """
     keys = [name for name in _DAY if name != "day" or not is_one_day]
-    # Of a scale of 0 the deviations are to be 0.
+    # With a scale of 0 the deviations are 0.
     scales = jobs.select(*keys, "code", "location", scale=jobs.scale.nullif(0.0).fill_null(math.inf))
     joined = _with_log_cpi(slots).join(scales, keys)
     return joined.select(
@@ -86,7 +86,7 @@ def _with_log_cpi(slots: ir.Table) -> ir.Table:
 
 
 def write_state(opened: AnyEngine, slots: ir.Table, slot_ns: int, folder: Path) -> None:
-    """Write `STATE_FILES` of task slots of whole days into `folder`, which is there and empty.
+    """Write `STATE_FILES` of task slots of whole days into the empty `folder`.
 
     `slots`: columns as of `panda_state.task_slots`, better from a file, as they are read three times.
     """
@@ -101,7 +101,7 @@ def write_state(opened: AnyEngine, slots: ir.Table, slot_ns: int, folder: Path) 
 
 
 def scales(folders: Iterable[Path]) -> pa.Table:
-    """Return job, platform, day, samples, location, scale of states where there are such."""
+    """Return job, platform, day, samples, location, scale of states, if there are samples."""
     rows = pa.concat_tables(pq.read_table(folder / "jobs.parquet") for folder in folders)
     return rows.filter(rows["samples"].to_numpy() > 0).select([*_DAY, "samples", "location", "scale"])
 
@@ -116,22 +116,11 @@ def with_robust_scales(statistics: pa.Table, folders: Sequence[Path]) -> pa.Tabl
         codes[name] = np.concatenate(
             [np.empty(0, dtype=np.int32), *(chunk.indices.to_numpy() for chunk in encoded.chunks)]
         )
-    found = over_days(
-        codes["job"],
-        codes["platform"],
-        days["samples"].to_numpy(),
-        days["location"].to_numpy(),
-        days["scale"].to_numpy(),
-    )
-    robust = pa.table(
-        {
-            "job": names["job"].take(pa.array(found.job)),
-            "platform": names["platform"].take(pa.array(found.platform)),
-            "location_log_cpi": found.location,
-            "scale_log_cpi": found.scale,
-        }
-    )
-    return statistics.join(robust, ["job", "platform"])
+    numbers = (days[name].to_numpy() for name in ("samples", "location", "scale"))
+    found = over_days(codes["job"], codes["platform"], *numbers)
+    robust = {"location_log_cpi": found.location, "scale_log_cpi": found.scale}
+    keys = {name: each.take(pa.array(getattr(found, name))) for name, each in names.items()}
+    return statistics.join(pa.table(keys | robust), ["job", "platform"])
 
 
 def merged_state(folders: Iterable[Path]) -> tuple[WhitepandaState, pa.Array]:
@@ -189,23 +178,24 @@ def _write_products(raw: Path, folder: Path) -> None:
         folder / "products.parquet", machine_days.PRODUCTS, compression="zstd", use_dictionary=False
     ) as writer:
         for kind, (_, second, _) in _KINDS.items():
-            key, values = totals.folded(kind)
+            key, values = totals.by_kind[kind].folded()
             a, b = np.divmod(key, max(counts[second], 1))
             writer.write_table(machine_days.products(kind, [a, b], values))
 
 
 class _Products:
-    """Rows of `machine_days.PRODUCTS`, added up by key."""
+    """Rows of `machine_days.PRODUCTS`, added up by key, first * width of the second + second, for each kind."""
 
     def __init__(self, widths: dict[str, int]) -> None:
         self._widths = widths
-        self._totals = {
-            kind: _Totals(values, widths[first] * widths[second]) for kind, (first, second, values) in _KINDS.items()
+        self.by_kind = {
+            kind: _Totals(len(values), widths[first] * widths[second])
+            for kind, (first, second, values) in _KINDS.items()
         }
 
     def add(self, rows: pa.Table, numbers: dict[str, Ints]) -> None:
         """Add rows; `numbers` has, per name of a key, the numbers that its own stand for."""
-        kinds, values = rows["kind"].to_numpy(), [rows[name].to_numpy() for name in _VALUES]
+        kinds, values = rows["kind"].to_numpy(), [rows[name].to_numpy() for name in machine_days.VALUES]
         a, b = rows["a"].to_numpy(), rows["b"].to_numpy()
         # Kinds come in runs.
         bounds = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(kinds)]
@@ -214,29 +204,22 @@ class _Products:
                 kind, run = int(kinds[begin]), slice(begin, end)
                 first, second, _ = _KINDS[kind]
                 key = numbers[first][a[run]] * self._widths[second] + numbers[second][b[run]]
-                self._totals[kind].add(key, [each[run] for each in values])
-
-    def folded(self, kind: int) -> tuple[Ints, list[Floats]]:
-        """Return the distinct keys, first * width of the second + second, ascending, and the sums."""
-        return self._totals[kind].folded()
+                self.by_kind[kind].add(key, [each[run] for each in values])
 
 
 class _Totals:
-    """Sums by key, with keys less than `size`.
-
-    Few keys have a place each, so nothing needs sorting; else rows are folded now and then.
-    """
+    """Sums by key, with keys less than `size`. Few keys have a place each; otherwise rows are sorted now and then."""
 
     def __init__(self, values: int, size: int) -> None:
         self._values = values
         self._size = size
         self._seen: npt.NDArray[np.bool_] | None = None
-        self._sums: list[Floats] = []  # by key, where something was seen
+        self._sums: list[Floats] = []  # by key, if any was seen
         self._parts: list[tuple[Ints, list[Floats]]] = []
         self._rows = 0
 
     def add(self, key: Ints, values: list[Floats]) -> None:
-        """Add rows; of `values` the first so many count."""
+        """Add rows; only the first `values` of them count."""
         values = values[: self._values]
         if self._size > _MAX_PLACES:
             self._parts.append((key, values))
@@ -267,14 +250,12 @@ class _Totals:
 def _read_ahead(paths: Iterable[Path]) -> Iterator[pa.Table]:
     """Yield the files' rows; the next file is read while one is worked on."""
     with ThreadPoolExecutor(1) as pool:
-        before = None
+        waiting = deque[Future[pa.Table]]()
         for path in paths:
-            ahead = pool.submit(pq.read_table, path)
-            if before is not None:
-                yield before.result()
-            before = ahead
-        if before is not None:
-            yield before.result()
+            waiting.append(pool.submit(pq.read_table, path))
+            if len(waiting) > 1:
+                yield waiting.popleft().result()
+        yield from (each.result() for each in waiting)
 
 
 def _names(path: Path, name: str) -> pa.Array:
@@ -292,29 +273,20 @@ def _sorted(names: list[pa.Array]) -> pa.Array:
 
 def _state(jobs: int, totals: _Products) -> WhitepandaState:
     """Give folded sums the form of the model."""
-    pair, pairs = totals.folded(machine_days.PAIRS)
-    job, of_job = totals.folded(machine_days.JOBS)
-    place, usage = totals.folded(machine_days.MACHINE_JOBS)
-    machine, of_machine = totals.folded(machine_days.MACHINES)
-    _, total = totals.folded(machine_days.TOTAL)
-    width = max(jobs, 1)
+    found = {kind: each.folded() for kind, each in totals.by_kind.items()}
+    (pair, job, place, machine, _), width = (key for key, _ in found.values()), max(jobs, 1)
+    _, total = found.pop(machine_days.TOTAL)
+    named: dict[str, Any] = {}
+    for kind, (_, values) in found.items():
+        named |= zip(_KINDS[kind][2], values, strict=True)
+    named["samples"] = np.rint(named["samples"]).astype(np.int64)
     return WhitepandaState(
         pair_job=pair // width,
         pair_other=pair % width,
-        within=pairs[0],
-        between_days=pairs[1],
         job=job,
-        job_within=of_job[0],
-        job_between_days=of_job[1],
-        samples=np.rint(of_job[2]).astype(np.int64),
-        sum_usage_squared=of_job[3],
         machine_key=place // width,
         machine_job=place % width,
-        machine_usage=usage[0],
-        machine_product=usage[1],
         machine=machine,
-        slots=of_machine[0],
-        sum_y=of_machine[1],
-        sum_y_squared=of_machine[2],
         total=np.array([values.sum() for values in total]),
+        **named,
     )

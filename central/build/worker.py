@@ -1,4 +1,4 @@
-"""The process that builds, as `central.build.client` starts and asks it."""
+"""The process that builds, started by `central.build.client`."""
 
 import contextlib
 import queue
@@ -16,7 +16,7 @@ from central.config import BuildSection
 from central.lake.segments import Lake
 from whitepanda.common import log
 
-_BESIDE_MIB = 512  # of memory for Python beside build.memory_limit_mib, which is DuckDB's, and as much for each thread
+_BESIDE_MIB = 512  # for Python, next to DuckDB's build.memory_limit_mib, and the same for each thread
 _NICE = 10  # relative to central: an hour's build takes the CPU time that is left, no acknowledgement waits for it
 
 
@@ -37,7 +37,7 @@ def _maintain(builder: Builder) -> Answer:
 
 
 def _serve(builder: Builder, asked: queue.SimpleQueue[bytes]) -> None:
-    """Do what is asked, one after the other; an empty line ends it."""
+    """Answer requests one after the other; an empty line ends it."""
     while what := asked.get():
         answer = _maintain(builder) if what == MAINTAIN else _build(builder)
         sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")

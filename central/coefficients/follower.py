@@ -1,4 +1,4 @@
-"""The version in force in this process: the newest one of the lake, whichever replica built it."""
+"""The version that this process uses: the newest one of the lake, whichever replica built it."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from whitepanda.common import log
 
 
 class VersionFollower:
-    """Follows the versions of a lake: `current` is in force, the newest from the start; None before the first one.
+    """Follows the versions of a lake: `current` is the newest; None before the first one.
 
     `announce` calls all of `on_version` with it.
     """
@@ -22,15 +22,14 @@ class VersionFollower:
         self._log = log.get("builds")
 
     def take_newer(self) -> bool:
-        """Put a newer version of the lake in force, where there is one. Blocks; call it in a thread. Raises OSError."""
-        newest = max(self.versions.numbers(), default=0)
-        if newest <= (self.current.version if self.current else 0):
+        """Take a newer version of the lake, if one exists. Blocks; call it in a thread. Raises OSError."""
+        if max(self.versions.numbers(), default=0) <= (self.current.version if self.current else 0):
             return False
         found = self.versions.latest()
         return found is not None and self.put_in_force(found)
 
     def put_in_force(self, found: BuiltVersion) -> bool:
-        """Set `current`, unless that is as new: two threads may read at once."""
+        """Set `current`, unless that is as new: two threads may read at the same time."""
         with self._setting_current:
             if self.current and found.version <= self.current.version:
                 return False
@@ -38,13 +37,13 @@ class VersionFollower:
             return True
 
     async def catch_up(self) -> None:
-        """Put a newer version of the lake in force now, where there is one, and announce it. Raises OSError."""
+        """Take a newer version of the lake now, if one exists, and announce it. Raises OSError."""
         if await in_own_thread(self.take_newer):
             self._log.info("version of another replica taken", version=self.current.version if self.current else 0)
             self.announce()
 
     def announce(self) -> None:
-        """Call all of `on_version` with the version in force."""
+        """Call all of `on_version` with the current version."""
         if self.current is not None:
             for call in self.on_version:
                 call(self.current)

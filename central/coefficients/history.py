@@ -23,16 +23,12 @@ class CoefficientHistory:
         self._known: OrderedDict[str, dict[int, fleet_pb2.CoefficientAt | None]] = OrderedDict()
 
     def of(self, job: str) -> list[fleet_pb2.CoefficientAt]:
-        """Return the job's coefficients, oldest first, without versions that lack one or are damaged.
-
-        Raises OSError.
-        """
+        """Return the job's coefficients, oldest first, without versions that lack it or are damaged; raises OSError."""
         with self._lock:
             before = self._known.pop(job, {})
             now: dict[int, fleet_pb2.CoefficientAt | None] = {}
             for number in self._versions.numbers():
-                # Deleted meanwhile, or the store does not answer now: left out today, asked again the next time.
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # deleted meanwhile, or the store does not answer now: next time
                     now[number] = before[number] if number in before else self._read(number, job)
             self._known[job] = now
             if len(self._known) > _KEPT_JOBS:

@@ -1,11 +1,10 @@
 """Push back: each host gets the statistics and coefficients of the jobs that it runs, and of no others.
 
-A job's rows are sent together with a tag, made of their content. An agent says in its Hello which tags it holds, so
-one message takes it from any version to the one in force, with just the rows that differ and the names of the jobs
-that it no longer needs; no side has to know what arrived before a break, and any replica can answer. Within a stream
-it is compared with what was sent there. A message is full, and replaces all, where the agent keeps nothing anyway or
-where its version would go back. A version that changes none of a host's rows is still announced, as its time to live
-counts from the making of the version.
+A job's rows are sent with a tag of their content. An agent's Hello has the tags that it holds, so one message takes it
+from any version to the current one, with just the rows that differ and the names of the jobs that it no longer needs:
+neither side has to know what arrived before a break, and any replica can answer. Within a stream it is compared with
+what was sent there. A message is full, and replaces all, if the agent keeps nothing anyway or its version would go
+back. A version that changes none of a host's rows is still announced, as its time to live counts from its creation.
 
 Rows of few samples are not sent: a coefficient of two task slots, or the spread of two CPIs, blames at random.
 """
@@ -27,7 +26,7 @@ _RETRY_S = 1.0  # for a host that does not read its messages
 _SENT_AT_ONCE = 8  # hosts, before others on the loop have their turn
 _JOBS_AT_ONCE = 64  # the same of a host's jobs
 _REST_S = 0.001  # for each of its jobs, before a host of many jobs has its next update
-_MAX_ROWS = 100_000  # that are kept ready; a host says itself of what platform it is
+_MAX_ROWS = 100_000  # kept; a host itself names its platform, so there may be many
 _HOSTS_PER_S = 500  # of a large fleet at a new version: acknowledgements do not wait, and statistics can
 
 
@@ -47,11 +46,11 @@ class _Sent:
 
 
 class Publisher:
-    """Sends each connected host its part of the version in force.
+    """Sends each connected host its part of the current version.
 
-    It registers itself with both: `run` serves hosts that connect or change their jobs, and all of them when there is a
-    new version. Importers, which run no jobs, get nothing; nor do hosts of unknown jobs only. Agents may use a version
-    for `ttl_s` from its making. A row is sent if it is made from `min_samples` task slots.
+    It registers itself with both: `run` serves hosts that connect or change their jobs, and all hosts at a new version.
+    Importers, which run no jobs, get nothing; nor do hosts of unknown jobs only. Agents may use a version for `ttl_s`
+    from its creation. A row is sent if it is made from `min_samples` task slots.
     """
 
     def __init__(self, registry: StreamRegistry, versions: VersionFollower, *, ttl_s: float, min_samples: int) -> None:
@@ -94,9 +93,8 @@ class Publisher:
         self._wake.set()
 
     def _on_version(self, _built: BuiltVersion) -> None:
-        connected = self._registry.connected()
-        streams = set(connected)
-        self._sent = {host: sent for host, sent in self._sent.items() if sent.stream in streams}
+        connected = dict.fromkeys(self._registry.connected())
+        self._sent = {host: sent for host, sent in self._sent.items() if sent.stream in connected}
         self._rest_until_s.clear()
         for stream in connected:
             self._enqueue(stream)
@@ -104,8 +102,8 @@ class Publisher:
     async def _has_caught_up(self, stream: HostStream) -> bool:
         """Keep a host that comes from another replica with a newer version from being set back to this replica's.
 
-        What the host holds was in the lake before it was sent. So where the lake has nothing newer even now, it is
-        another lake than the host's version came from, and this one's version counts. False: try again.
+        What the host holds was in the lake before it was sent. So if the lake has nothing newer even now, the host's
+        version came from another lake, and this one's version counts. False: try again.
         """
         built, before = self._versions.current, self._sent.get(stream.host)
         is_known = before is not None and before.stream is stream
@@ -122,7 +120,7 @@ class Publisher:
         return True
 
     async def _send(self, stream: HostStream) -> bool:
-        """Send a stream what it lacks. False where it must be tried again."""
+        """Send a stream what it lacks. False: try again."""
         built = self._versions.current
         if built is None or stream.closed or stream.is_importer:
             return True
@@ -176,28 +174,21 @@ class Publisher:
         return update
 
     def _rows_of(self, built: BuiltVersion, job: str, platform: str) -> _Rows | None:
-        """Return a job's rows for hosts of a platform; None where too little is known of the job there."""
+        """Return a job's rows for hosts of a platform; None: too little is known of the job there."""
         if self._rows_version != built.version or len(self._rows) >= _MAX_ROWS:
             self._rows = {}
             self._rows_version = built.version
         key = (job, platform)
         if key not in self._rows:
             found = built.coefficient(job)
+            statistics = (row for row in built.statistics(job) if row.platform == platform)
             rows = agent_pb2.CoefficientUpdate(
-                statistics=[
-                    row
-                    for row in built.statistics(job)
-                    if row.platform == platform and row.samples >= self._min_samples
-                ],
+                statistics=[row for row in statistics if row.samples >= self._min_samples],
                 coefficients=[found] if found is not None and found.samples >= self._min_samples else [],
-                slot_ns=built.slot_ns,
+                slot_ns=built.slot_ns,  # part of the tag: values of other slots do not mix with them
             )
-            self._rows[key] = _tagged(job, rows) if rows.statistics or rows.coefficients else None
+            self._rows[key] = None
+            if rows.statistics or rows.coefficients:
+                rows.tags.add(job=job, tag=(tag := tag_of(rows)))
+                self._rows[key] = _Rows(job, tag, rows.SerializeToString())
         return self._rows[key]
-
-
-def _tagged(job: str, rows: agent_pb2.CoefficientUpdate) -> _Rows:
-    """Tag rows by all of their content, and by their slots: values of other slots do not mix with them."""
-    tag = tag_of(rows)
-    rows.tags.add(job=job, tag=tag)
-    return _Rows(job, tag, rows.SerializeToString())

@@ -1,11 +1,11 @@
-"""Versions of job statistics and coefficients: immutable folders, numbered upwards, whole or not there.
+"""Versions of job statistics and coefficients: immutable folders, numbered upwards, either complete or absent.
 
     <lake>/versions/00000042/{<random>-job_statistics.parquet,<random>-coefficients.parquet,manifest.json}
 
-A version is there once its manifest is (`central.lake.manifests`), which names the version's two files, of which every
-builder writes its own, and has their digests. It has the token of the builder's lease: a builder that finds a version
-of a higher token than its own gives up. So numbers never go back, no replica reads a partial or damaged version, and a
-builder that stalled publishes nothing after the one that took over.
+A version exists once its manifest does (`central.lake.manifests`), which names the version's two files, with their
+digests, and the token of the builder's lease: a builder that finds a version of a higher token than its own gives up.
+So numbers never go back, no replica reads a partial or damaged version, and a builder that stalled publishes nothing
+after the one that took over.
 """
 
 import bisect
@@ -29,33 +29,22 @@ from whitepanda.common import log
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-#: Equation (1): CPI of a job on a platform, sorted by both. The last two are null where the method has none.
+_OF_SOME_METHODS = ("location_log_cpi", "scale_log_cpi")
+
+#: Equation (1): CPI of a job on a platform, sorted by both. The last two are null if the method has none.
 JOB_STATISTICS = pa.schema(
-    {
-        "job": pa.string(),
-        "platform": pa.string(),
-        "samples": pa.int64(),
-        "mean_cpi": pa.float64(),
-        "std_cpi": pa.float64(),
-        "location_log_cpi": pa.float64(),
-        "scale_log_cpi": pa.float64(),
-    }
+    {"job": pa.string(), "platform": pa.string(), "samples": pa.int64()}
+    | dict.fromkeys(("mean_cpi", "std_cpi", *_OF_SOME_METHODS), pa.float64())
 )
 
-#: Equation (3), sorted by job. `standard_error` is null where it is unknown.
+#: Equation (3), sorted by job. `standard_error` is null if it is unknown.
 COEFFICIENTS = pa.schema(
-    {
-        "job": pa.string(),
-        "samples": pa.int64(),
-        "sum_usage_squared": pa.float64(),
-        "coefficient": pa.float64(),
-        "standard_error": pa.float64(),
-    }
+    {"job": pa.string(), "samples": pa.int64()}
+    | dict.fromkeys(("sum_usage_squared", "coefficient", "standard_error"), pa.float64())
 )
 
 _FORMAT = 1
 _FOLDER = "versions"
-_OF_SOME_METHODS = ("location_log_cpi", "scale_log_cpi")
 _STATISTICS_FILE = "job_statistics.parquet"
 _COEFFICIENTS_FILE = "coefficients.parquet"
 _MANIFEST_FILE = "manifest.json"
@@ -169,7 +158,7 @@ def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _check_finite(tables: dict[str, pa.Table]) -> None:
-    """Raise NotFiniteError where a value is NaN or infinite; what is unknown is null."""
+    """Raise NotFiniteError if a value is NaN or infinite; what is unknown is null."""
     for file, table in tables.items():
         for name, column in zip(table.schema.names, table.columns, strict=True):
             if not pa.types.is_floating(column.type):
@@ -185,7 +174,7 @@ def _check_finite(tables: dict[str, pa.Table]) -> None:
 
 
 class VersionStore:
-    """The versions of a lake, by its objects. `damaged` are the names of those that the last `latest` found damaged."""
+    """The versions of a lake. `damaged`: names of those that the last `latest` found damaged."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -210,17 +199,16 @@ class VersionStore:
         return found
 
     def read(self, number: int) -> BuiltVersion:
-        """Read one version; OSError where it is not there or not readable.
+        """Read one version; OSError: it does not exist or is not readable.
 
         DamagedError, pyarrow.ArrowException, msgspec.MsgspecError, KeyError: it is damaged.
         """
         manifest = self.manifest(number)
-        statistics = self._table(manifest, number, _STATISTICS_FILE)
-        coefficients = self._table(manifest, number, _COEFFICIENTS_FILE)
-        return BuiltVersion(manifest, statistics, coefficients)
+        tables = (self._table(manifest, number, file) for file in (_STATISTICS_FILE, _COEFFICIENTS_FILE))
+        return BuiltVersion(manifest, *tables)
 
     def coefficient(self, number: int, job: str) -> fleet_pb2.CoefficientAt | None:
-        """Read a job's coefficient in a version, None where it has none; statistics are not read. Raises as `read`."""
+        """Read a job's coefficient in a version; None: it has none. Statistics are not read. Raises as `read`."""
         manifest = self.manifest(number)
         table = self._table(manifest, number, _COEFFICIENTS_FILE)
         for row in table.filter(pc.equal(table.column("job"), job)).to_pylist():
@@ -241,16 +229,14 @@ class VersionStore:
     def write(
         self, manifest: Manifest, statistics: pa.Table, coefficients: pa.Table, check: Callable[[], None] = lambda: None
     ) -> BuiltVersion:
-        """Write a version under the number after the last one; it is on disk and whole when this returns.
+        """Write a version under the number after the last one; it is complete and on disk when this returns.
 
-        The manifest's number is ignored, and so are its numbers of rows. `statistics` has the columns `JOB_STATISTICS`
-        and `coefficients` those of `COEFFICIENTS`, in any order of rows. `check` is called just before the version
-        comes into force; it raises FencedError where the lease is lost.
+        The manifest's number and numbers of rows are ignored. `statistics` has the columns `JOB_STATISTICS` and
+        `coefficients` `COEFFICIENTS`, rows in any order. `check` is called just before the version is published; it
+        raises FencedError if the lease is lost.
 
-        Raises:
-            FencedError: a builder with a later lease has published already.
-            NotFiniteError: a number is NaN or infinite.
-            OSError: the disk is full or not writable; the versions are as they were.
+        FencedError: a builder with a later lease has published already. NotFiniteError: a number is NaN or infinite.
+        OSError: the disk is full or not writable; the versions are as they were.
         """
         statistics = _completed(statistics, JOB_STATISTICS)
         statistics = statistics.sort_by([("job", "ascending"), ("platform", "ascending")])
@@ -277,14 +263,14 @@ class VersionStore:
                     check()
                     text = commit.create(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
             except FileExistsError:
-                continue  # another builder has that number; `_next` says whether to go on
+                continue  # another builder has that number; `_next` says whether to continue
             return BuiltVersion(msgspec.json.decode(text, type=Manifest), statistics, coefficients)
 
     def prune(self, keep: int) -> None:
         """Delete all but the newest `keep` versions (at least one), and what crashes left below it."""
         kept = self.numbers()[-max(keep, 1) :]
         gone = [(number, file) for number, file in self._files() if kept and number < kept[-1]]
-        # Manifests first: a version of which a file is gone is none.
+        # Manifests first: a version that lacks a file must not exist.
         for number, file in sorted(gone, key=lambda each: each[1] != _MANIFEST_FILE):
             if number not in kept:
                 with contextlib.suppress(OSError):
@@ -294,7 +280,7 @@ class VersionStore:
         """Return the number after the last version's, unless that has a later lease than `token`."""
         last = max(self.numbers(), default=0)
         if last:
-            # Of a damaged one the number is taken all the same.
+            # A damaged version's number is taken, too.
             with contextlib.suppress(DamagedError, msgspec.MsgspecError, OSError):
                 if (found := self.manifest(last).token) > token:
                     raise FencedError(f"version {last} is of lease {found}, later than this builder's {token}")

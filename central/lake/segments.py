@@ -94,7 +94,7 @@ class Segment:
     @property
     def footer(self) -> pq.FileMetaData:
         """The Parquet footer, not cached as it takes 50 KB of memory. Raises DamagedError."""
-        with self.damage_reported(), self.objects.open(self.key) as file:
+        with self.damage_raised(), self.objects.open(self.key) as file:
             return pq.read_metadata(file)
 
     @cached_property
@@ -112,7 +112,7 @@ class Segment:
             checksums.check_file(self.objects.root, self.key, opened, _REMEDY)
 
     @contextlib.contextmanager
-    def damage_reported(self) -> Iterator[None]:
+    def damage_raised(self) -> Iterator[None]:
         """Convert pyarrow's read errors to DamagedError. I/O errors pass unchanged."""
         with self._regular():
             try:

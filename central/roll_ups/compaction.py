@@ -1,16 +1,16 @@
 """Small segments of a day into few, and old days' samples deleted.
 
 What builds are about to roll up to slots is not touched. A compacted segment has the rows of its sources in their
-order, and counts from the moment it is there (`central.lake.segments.without_superseded`); its sources are deleted
-later, when no reader that listed them before can still be at work. So a kill between any two steps leaves
-every row there once.
+order, and counts as soon as it exists (`central.lake.segments.without_superseded`); its sources are deleted later,
+when no reader that listed them before can still be at work. So a kill between any two steps leaves every row once.
 
-Where a segment is gone that the slots' manifest lists, nothing is merged from before it to behind it: a merged segment
-would stand for it too, and it could not come back from a copy.
+If a segment that the slots' manifest lists is missing, nothing is merged across it: a merged segment would stand for it
+too, and it could not be restored from a copy.
 """
 
 import bisect
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -58,15 +58,13 @@ def compact_day(
     """Merge the segments of a day, each journal's among themselves, into segments of about `segment_rows`.
 
     Runs of fewer than `min_sources` segments are left as they are. What `slots` does not have rolled up is left too, or
-    merged by itself if `unrolled_too`. `check` is called every million rows and before each segment comes into force;
-    it raises where the lease is lost.
+    merged by itself if `unrolled_too`. `check` is called every million rows and before each segment is published; it
+    raises if the lease is lost.
 
-    Raises:
-        LakeError: a source is damaged or of another version. It is left as it is, with those before and after.
-        OSError: the lake cannot be read or written.
+    LakeError: a source is damaged or of another version. It is left as it is, with those before and after. OSError: the
+    lake cannot be read or written.
     """
-    through = slots.through if slots is not None else {}
-    book = slots.rolled if slots is not None else {}
+    through, book = (slots.through, slots.rolled) if slots is not None else ({}, {})
 
     def is_rolled_up(each: Segment) -> bool:
         return each.last <= through.get(each.origin, -1)
@@ -84,7 +82,7 @@ def compact_day(
 
 
 def is_left_to_late_builds(day: date, newest: date) -> bool:
-    """Return whether builds take late windows of a day only now and then: segments are merged before that."""
+    """Return whether builds take late windows of a day only rarely: segments are merged before that."""
     return day < newest - timedelta(days=1)
 
 
@@ -94,19 +92,19 @@ def remove_superseded(lake: Lake, *, grace_s: float = GRACE_S) -> int:
     live = without_superseded(found)
     is_live = {segment.key for segment in live}
     until = time.time() - grace_s
-    settled: dict[tuple[date, str], list[Segment]] = {}
+    settled: defaultdict[tuple[date, str], list[Segment]] = defaultdict(list)
     for segment in live:
         if segment.is_compacted and segment.modified_unix_s <= until:
-            settled.setdefault((segment.day, segment.origin), []).append(segment)
-    removed = 0
-    for segment in found:
-        covers = settled.get((segment.day, segment.origin), [])
-        if segment.key not in is_live and any(
-            each.first <= segment.first and segment.last <= each.last for each in covers
-        ):
-            lake.objects.remove(segment.key)
-            removed += 1
-    return removed
+            settled[segment.day, segment.origin].append(segment)
+
+    def is_covered(segment: Segment) -> bool:
+        covers = settled[segment.day, segment.origin]
+        return any(each.first <= segment.first and segment.last <= each.last for each in covers)
+
+    gone = [segment for segment in found if segment.key not in is_live and is_covered(segment)]
+    for segment in gone:
+        lake.objects.remove(segment.key)
+    return len(gone)
 
 
 def drop_samples(
@@ -114,14 +112,13 @@ def drop_samples(
 ) -> int:
     """Delete the samples of days that are `raw_days` or more older than the newest; slots and versions stay.
 
-    What has not been rolled up to slots stays too, and so do days of which machines were left out of the roll-up, as
-    long as a build may take them: `build_days` back from the newest, or always (None). The slots that take the place of
-    samples are checked first. Within a day the later rolls go first and a compacted segment after its sources, so that
-    a kill leaves no segment that stands for one that is deleted, or the other way round. Returns how many were deleted.
+    What has not been rolled up to slots stays too. So do days with machines that the roll-up left out, as long as a
+    build may take them: `build_days` back from the newest, or always (None). The slots that replace samples are checked
+    first. Within a day the later rolls go first and a compacted segment after its sources, so that a kill leaves no
+    segment that stands for a deleted one, or the other way round. Returns how many were deleted.
 
-    Raises:
-        DamagedError: a day's slots are not what was written; of that day nothing is deleted, of the others all.
-        OSError: the lake cannot be read or written.
+    DamagedError: a day's slots are not what was written; nothing of that day is deleted, all of the others. OSError:
+    the lake cannot be read or written.
     """
     found = lake.all_segments()
     days = {*manifests, *(segment.day for segment in found)}
@@ -129,17 +126,15 @@ def drop_samples(
         return 0
     newest = max(days)
     until = newest - timedelta(days=raw_days)
-    gone = [
-        segment
-        for segment in found
-        if segment.day <= until
-        and segment.day in manifests
-        and (
-            not manifests[segment.day].machines_left_out
-            or (build_days is not None and segment.day <= newest - timedelta(days=build_days))
-        )
-        and segment.last <= manifests[segment.day].through.get(segment.origin, -1)
-    ]
+
+    def may_go(segment: Segment) -> bool:
+        slots = manifests.get(segment.day)
+        if slots is None or segment.day > until or segment.last > slots.through.get(segment.origin, -1):
+            return False
+        is_unused = build_days is not None and segment.day <= newest - timedelta(days=build_days)
+        return is_unused or not slots.machines_left_out
+
+    gone = [segment for segment in found if may_go(segment)]
     damaged: dict[date, DamagedError] = {}
     for day in sorted({segment.day for segment in gone}):
         slots = SlotStore(lake, round(manifests[day].slot_s * 1e9))
@@ -192,10 +187,7 @@ def _runs(segments: list[Segment], book: Sequence[RolledSegment], segment_rows: 
 
 
 def _without_large(run: list[Segment]) -> list[Segment]:
-    """Leave out the first segments as long as one has far more rows than all after it together.
-
-    Else a few late windows would have a whole day written again.
-    """
+    """Leave out first segments with far more rows than all after them: a few late windows must not rewrite a day."""
     rows = sum(segment.rows for segment in run)
     for place, segment in enumerate(run):
         rows -= segment.rows
@@ -205,7 +197,7 @@ def _without_large(run: list[Segment]) -> list[Segment]:
 
 
 def _is_hole(entries: list[RolledSegment], after: int, before: int) -> bool:
-    """Return whether the book, in order, has rolls between two journal rows, where the lake has no segment."""
+    """Return whether the book, in order, has rolls between two journal rows for which the lake has no segment."""
     place = bisect.bisect_right(entries, after, key=lambda entry: entry.first)
     return place < len(entries) and entries[place].last < before
 
@@ -246,8 +238,8 @@ def _groups(pieces: Iterator[pa.Table], check: Callable[[], None]) -> Iterator[p
 def _pieces(sources: list[Segment]) -> Iterator[pa.Table]:
     for source in sources:
         source.check_schema()
-        with source.damage_reported(), source.objects.open(source.key) as file:
-            source.check(file)  # a damaged source gets no new seal
+        with source.damage_raised(), source.objects.open(source.key) as file:
+            source.check(file)  # a damaged source gets no new checksum
             file.seek(0)
             with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
                 for batch in parquet.iter_batches(_BATCH_ROWS):

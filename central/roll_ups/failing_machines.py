@@ -1,4 +1,4 @@
-"""Machines whose rows make a build fail: found by halving, left out and named, so that all others are built."""
+"""Machines whose rows make a build fail: found by halving and left out, so that all others are built."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from central.lake.errors import NotFiniteError
 
-#: Where more machines fail than this, it is not their rows: the build fails as before.
+#: If more machines fail than this, their rows are not the cause: the build fails as before.
 MAX_LEFT_OUT = 100
 
 
@@ -31,8 +31,8 @@ def is_of_memory(error: BaseException) -> bool:
 def failing(machines: Sequence[str], error: Exception, build: Callable[[Sequence[str]], object]) -> list[str]:
     """Return the machines without which `build`, which leaves out those that it is given, succeeds.
 
-    Where two fail only together, the later one is left out. `error` is why the build of all `machines` failed: it is
-    raised where it is not of rows, or where more than `MAX_LEFT_OUT` machines or none at all would remain at fault.
+    If two fail only together, the later one is left out. `error` is why the build of all `machines` failed: it is
+    raised if rows are not its cause, or if more than `MAX_LEFT_OUT` machines or none would remain at fault.
     """
     if not is_of_rows(error):
         raise error
@@ -52,7 +52,7 @@ def failing(machines: Sequence[str], error: Exception, build: Callable[[Sequence
         raise error
     good: list[str] = []
     found: list[str] = []
-    waiting = _halves(names)  # a stack of parts that are not known to go through beside `good`
+    waiting = _halves(names)  # a stack of parts that are not known to go through together with `good`
     while waiting:
         part = waiting.pop()
         if goes_through([*good, *part]):

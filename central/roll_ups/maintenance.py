@@ -2,10 +2,10 @@
 
     <lake>/care/2026-11-21.json
 
-The replica that holds the lease does it once a day, by its own clock in UTC, after a build: that file is made when all
-is done, so that no replica begins again before the next day, and one that failed is tried with the next build. A day of
-samples is finished when the lake has a later one. Late windows of such a day are merged at the next day's turn, or
-when they make very many segments.
+The replica that holds the lease does it once a day, by its own clock in UTC, after a build. The file is made at the
+end, so no replica begins again before the next day, and a failed run is retried after the next build. A day of samples
+is finished when the lake has a later one. Late windows of such a day are merged on the next day, or when they make very
+many segments.
 """
 
 import contextlib
@@ -20,20 +20,13 @@ import msgspec
 from central.config import LakeSection
 from central.lake.errors import DamagedError
 from central.lake.segments import Lake, day_of
-from central.roll_ups.compaction import (
-    GRACE_S,
-    MIN_SOURCES,
-    compact_day,
-    drop_samples,
-    drop_slots,
-    is_left_to_late_builds,
-    remove_superseded,
-)
+from central.roll_ups import compaction
+from central.roll_ups.compaction import GRACE_S, MIN_SOURCES, remove_superseded
 from central.roll_ups.store import SlotManifest, SlotStore
 
 _FOLDER = "care"
 _KEPT_MARKS = 7
-_CROWD = 1000  # small segments of finished days, where a journal has at least `MIN_SOURCES` of a day
+_CROWD = 1000  # small segments of finished days, if a journal has at least `MIN_SOURCES` of a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +42,7 @@ class MaintenanceDone:
 
 @dataclass(slots=True)
 class LakeMaintenance:
-    """One replica's part in it. Methods raise OSError where the lake cannot be read or written.
+    """One replica's part in it. Methods raise OSError if the lake cannot be read or written.
 
     `slots` are of the length that builds read, which look `build_days` back (see `drop_samples`). Merged segments stay
     `grace_s` for readers that listed them before.
@@ -72,10 +65,10 @@ class LakeMaintenance:
         return self._done_on != today
 
     def is_crowded(self) -> bool:
-        """Return whether finished days have so many small segments that they should be merged at once.
+        """Return whether finished days have so many small segments that they should be merged now.
 
         A host that sends windows of many days makes a segment of each day at each roll. Segments that the last merge
-        had to leave, as beside a damaged one, do not count again.
+        had to leave, such as those next to a damaged one, do not count again.
         """
         if not self.section.compact:
             return False
@@ -85,25 +78,19 @@ class LakeMaintenance:
 
     def _count_small(self) -> int:
         found = self.lake.segments()
-        small = Counter(
-            (each.day, each.origin) for each in found if not each.is_compacted and each.day != found[-1].day
-        )
+        finished = (each for each in found if not each.is_compacted and each.day != found[-1].day)
+        small = Counter((each.day, each.origin) for each in finished)
         return sum(count for count in small.values() if count >= MIN_SOURCES)
 
     def compact(self, check: Callable[[], None]) -> MaintenanceDone:
         """Merge the segments of finished days only; as `run`."""
-        damaged: list[DamagedError] = []
-        merged = self._merged(self.slots.manifests(damaged), damaged, check)
-        removed = remove_superseded(self.lake, grace_s=self.grace_s)
-        if damaged:
-            raise damaged[0]
-        return MaintenanceDone(len(merged), sum(merged), removed)
+        return self._run(check, is_all=False)
 
     def run(self, check: Callable[[], None]) -> MaintenanceDone:
-        """Do what is due. Blocks; only the holder of the lease may. `check` raises where that is lost or central stops.
+        """Do what is due. Blocks; only the holder of the lease may. `check` raises if that is lost or central stops.
 
-        LakeError: a file is damaged, the first of them; its day was left as it is, the others are done. Or a newer
-        central wrote a segment; what was done before stays.
+        LakeError: a file is damaged (the first one); its day was left as it is, the others are done. Or a newer central
+        wrote a segment; what was done before stays.
         """
         today = day_of(self.clock_unix_ns())
         done = self._run(check)
@@ -123,22 +110,24 @@ class LakeMaintenance:
     def _mark(day: date) -> str:
         return f"{_FOLDER}/{day.isoformat()}.json"
 
-    def _run(self, check: Callable[[], None]) -> MaintenanceDone:
-        section = self.section
+    def _run(self, check: Callable[[], None], *, is_all: bool = True) -> MaintenanceDone:
+        section, lake = self.section, self.lake
         damaged: list[DamagedError] = []  # costs its own day only
         manifests = self.slots.manifests(damaged)
         merged = self._merged(manifests, damaged, check) if section.compact else []
         check()
-        removed = remove_superseded(self.lake, grace_s=self.grace_s)
-        removed += self.slots.remove_unused(self.grace_s)
-        check()
+        removed = remove_superseded(lake, grace_s=self.grace_s)
         dropped = slot_days = 0
-        with _noted(damaged):
-            if section.raw_days:
-                dropped = drop_samples(self.lake, manifests, raw_days=section.raw_days, build_days=self.build_days)
-        check()
-        if section.slot_days:
-            slot_days = drop_slots(self.lake, self.slots, slot_days=section.slot_days)
+        if is_all:
+            removed += self.slots.remove_unused(self.grace_s)
+            check()
+            with _noted(damaged):
+                if section.raw_days:
+                    raw_days, build_days = section.raw_days, self.build_days
+                    dropped = compaction.drop_samples(lake, manifests, raw_days=raw_days, build_days=build_days)
+            check()
+            if section.slot_days:
+                slot_days = compaction.drop_slots(lake, self.slots, slot_days=section.slot_days)
         if damaged:
             raise damaged[0]
         return MaintenanceDone(len(merged), sum(merged), removed, dropped, slot_days)
@@ -146,20 +135,15 @@ class LakeMaintenance:
     def _merged(
         self, manifests: Mapping[date, SlotManifest], damaged: list[DamagedError], check: Callable[[], None]
     ) -> list[int]:
-        """Merge segments of finished days. Returns of how many each segment was made."""
+        """Merge segments of finished days. Returns how many sources each new segment has."""
         merged = []
         unknown = {error.name.rpartition("/")[0] for error in damaged}
-        days = self.lake.days()
+        lake, days = self.lake, self.lake.days()
         for day in days[:-1]:
             check()
+            unrolled_too = compaction.is_left_to_late_builds(day, days[-1]) and self.slots.folder(day) not in unknown
             with _noted(damaged):
-                found = compact_day(
-                    self.lake,
-                    day,
-                    manifests.get(day),
-                    unrolled_too=is_left_to_late_builds(day, days[-1]) and self.slots.folder(day) not in unknown,
-                    check=check,
-                )
+                found = compaction.compact_day(lake, day, manifests.get(day), unrolled_too=unrolled_too, check=check)
                 if found.written:
                     merged.append(found.sources)
         self._left = self._count_small()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 #: Sums over the windows of one task (vm) that begin in one slot. `usage` and `cpi` are sums of value * duration, their
-#: times the durations of the windows that have the value; cycles and instructions are null where no window has them.
+#: times the durations of the windows that have the value; cycles and instructions are null if no window has them.
 SLOTS = pa.schema(
     {
         "machine": pa.string(),
@@ -55,38 +55,31 @@ def write_part(
 ) -> tuple[int, int]:
     """Write the slots and batches of new segments, with the slots of `merged` files. Returns windows and duplicates.
 
-    Rows of the machines in `without` are left out. Where journals share a batch, or an older part has it
-    (`old_batches`), it counts once (`central.lake.replica_copies`); rows of one batch and day are in one segment.
+    Rows of the machines in `without` are left out. If journals share a batch, or an older part has it (`old_batches`),
+    it counts once (`central.lake.replica_copies`); rows of one batch and day are in one segment.
     """
     columns = (
         "host, spool_id, sequence, start_unix_ns, duration_ns, machine, vm, job, platform, latency_sensitive, "
         "cpi, cpu_usage_cores, cycles, instructions"
     )
-    by_origin: dict[str, list[Segment]] = defaultdict(list)
-    for segment in new:  # one scan for as many as possible: each has buffers of its own
+    by_origin: dict[str, list[str]] = defaultdict(list)
+    for segment in new:  # one scan for as many as possible: each has its own buffers
         segment.check_schema()
-        by_origin[segment.origin].append(segment)
-    queries = []
-    for origin, segments in by_origin.items():
-        paths = ", ".join(_text(segment.path) for segment in segments)
-        queries.append(
-            f"SELECT {_text(origin)} AS origin, {columns} FROM read_parquet([{paths}])"
-            + (f" WHERE machine NOT IN ({', '.join(map(_text, without))})" if without else "")
-        )
-    rows = " UNION ALL ".join(queries)
-    connection.execute(f"CREATE OR REPLACE TEMP VIEW new_rows AS {rows}")
-    known = ", ".join(_text(lake.objects.local(name)) for name in old_batches)
-    connection.execute(
-        "CREATE OR REPLACE TEMP VIEW known AS "
-        + (
-            f"SELECT host, spool_id, first, last FROM read_parquet([{known}])"
-            if known
-            else "SELECT '' AS host, '' AS spool_id, 0::UBIGINT AS first, 0::UBIGINT AS last WHERE false"
-        )
+        by_origin[segment.origin].append(_text(segment.path))
+    kept = f" WHERE machine NOT IN ({', '.join(map(_text, without))})" if without else ""
+    rows = " UNION ALL ".join(
+        f"SELECT {_text(origin)} AS origin, {columns} FROM read_parquet([{', '.join(paths)}]){kept}"
+        for origin, paths in by_origin.items()
     )
+    connection.execute(f"CREATE OR REPLACE TEMP VIEW new_rows AS {rows}")
+    known = "SELECT '' AS host, '' AS spool_id, 0::UBIGINT AS first, 0::UBIGINT AS last WHERE false"
+    if old_batches:
+        paths = ", ".join(_text(lake.objects.local(name)) for name in old_batches)
+        known = f"SELECT host, spool_id, first, last FROM read_parquet([{paths}])"
+    connection.execute(f"CREATE OR REPLACE TEMP VIEW known AS {known}")
     connection.execute(SQL_TAKEN)
     connection.execute(SQL_ROWS_ONCE)
-    slots_file, batches_file = files
+    slots_file, batches_file = map(_text, files)
     sums = _slot_sums(slot_ns)
     if merged:
         paths = ", ".join(_text(lake.objects.local(name)) for name in merged)
@@ -98,10 +91,9 @@ def write_part(
             f"SELECT {', '.join(KEYS)}, {totals} FROM (({sums}) UNION ALL SELECT {', '.join(SLOTS.names)} "
             f"FROM read_parquet([{paths}])) GROUP BY {', '.join(KEYS)}"
         )
-    connection.execute(f"COPY ({sums}) TO {_text(slots_file)} (FORMAT parquet, COMPRESSION zstd)")
-    connection.execute(
-        f"COPY ({_ranges(is_with_known=bool(merged))}) TO {_text(batches_file)} (FORMAT parquet, COMPRESSION zstd)"
-    )
+    connection.execute(f"COPY ({sums}) TO {slots_file} (FORMAT parquet, COMPRESSION zstd)")
+    ranges = _ranges(is_with_known=bool(merged))
+    connection.execute(f"COPY ({ranges}) TO {batches_file} (FORMAT parquet, COMPRESSION zstd)")
     counted, total = connection.execute(
         "SELECT (SELECT count(*) FROM rows_once), (SELECT count(*) FROM new_rows)"
     ).fetchall()[0]

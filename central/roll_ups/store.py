@@ -3,10 +3,10 @@
     <root>/slots/slot=300/day=YYYY-MM-DD/<n>.json, <n>-<random>-{slots,batches}.parquet
 
 `<n>.json` lists what has been rolled up: per journal the last roll, and the parts that hold it. Each is created
-exclusively (`central.lake.manifests`) and stands for all before it, so a window is counted once also where two builders
-are at work, and a kill at any point leaves nothing but files that no manifest names. A part has sums per task and slot,
-which add up exactly with those of other parts; and the batches that it has, so that a batch which another replica took
-too is left out, also when the samples themselves are gone.
+exclusively (`central.lake.manifests`) and replaces all before it, so a window is counted once even if two builders
+work, and a kill at any point leaves only files that no manifest names. A part has sums per task and slot, which add up
+exactly with other parts' sums, and its batches, so that a batch which another replica took too is left out, even after
+the samples were deleted.
 """
 
 from __future__ import annotations
@@ -99,14 +99,12 @@ class SlotStore:
         """Return the newest manifest of each day that has been rolled up.
 
         `damaged` gets the errors of the damaged ones, whose days are left out; without it the first is raised.
-
-        LakeError: one is damaged, or another version of central wrote it. OSError: the lake cannot be read.
+        LakeError: another version of central wrote one. OSError: the lake cannot be read.
         """
         newest: dict[date, str] = {}
         for entry in self._lake.objects.entries(self._root):
-            folder, _, file = entry.name.rpartition("/")
-            day = day_in(folder.rpartition("/")[2])
-            if day is not None and file.endswith(".json"):
+            day = day_in(entry.name.rpartition("/")[0].rpartition("/")[2])
+            if day is not None and entry.name.endswith(".json"):
                 newest[day] = max(newest.get(day, ""), entry.name)
         found: dict[date, SlotManifest] = {}
         for day, name in sorted(newest.items()):
@@ -126,12 +124,11 @@ class SlotStore:
     def roll_up(self, day: date, connection: duckdb.DuckDBPyConnection) -> SlotManifest | None:
         """Roll up what is new of a day and return its newest manifest; None for a day without samples.
 
-        A window that comes late is in a later part. Where memory is short for all segments, fewer are rolled up at a
-        time, and parts are not merged.
+        A window that comes late is in a later part. If memory is short for all segments, fewer are rolled up at a time,
+        and parts are not merged.
 
-        Raises:
-            LakeError: segments are damaged or of another version of central; or the lake's rolls are not in order.
-            OSError: the lake cannot be read or written. What was rolled up before stays.
+        LakeError: segments are damaged or of another version of central; or the lake's rolls are not in order. OSError:
+        the lake cannot be read or written. What was rolled up before stays.
         """
         at_once, tries, is_short = sys.maxsize, 0, False
         while tries < _TRIES:
@@ -157,8 +154,7 @@ class SlotStore:
     def read(self, connection: Any, manifests: Iterable[SlotManifest]) -> ir.Table:
         """Return the task slots of days as an Ibis table, like `central.build.panda_state.task_slots` of their samples.
 
-        The columns are machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi, and the sums of
-        `SLOTS` that they are made from. Usage and CPI are means weighted by duration; null where not known.
+        The columns are those of `SLOTS`, and usage and cpi: means weighted by duration; null: not known.
 
         DamagedError: a file is not what was written. OSError: the lake cannot be read.
         """
@@ -189,13 +185,11 @@ class SlotStore:
 
     def check(self, part: SlotPart, *, slots: bool = True, batches: bool = True) -> None:
         """Compare a part's files with their digests (DamagedError); raises OSError."""
-        for is_wanted, name, digest in (
-            (slots, part.slots, part.slots_sha256),
-            (batches, part.batches, part.batches_sha256),
-        ):
-            if is_wanted:
-                path = self._lake.objects.local(name)
-                checksums.check_digest(self._lake.name, name, path, digest, self._remedy(name))
+        wanted = {part.slots: part.slots_sha256} if slots else {}
+        if batches:
+            wanted[part.batches] = part.batches_sha256
+        for name, digest in wanted.items():
+            checksums.check_digest(self._lake.name, name, self._lake.objects.local(name), digest, self._remedy(name))
 
     @staticmethod
     def _remedy(name: str) -> str:
@@ -205,9 +199,9 @@ class SlotStore:
         )
 
     def remove_unused(self, older_than_s: float) -> int:
-        """Delete files that no day's newest manifest names and that are so old. Returns how many.
+        """Delete files this old that no day's newest manifest names; returns how many.
 
-        Of a day whose newest manifest is damaged all of them stay.
+        All files stay of a day whose newest manifest is damaged.
         """
         used: set[str] = set()
         damaged: list[DamagedError] = []
@@ -228,7 +222,7 @@ class SlotStore:
         return len(unused)
 
     def remove(self, day: date) -> None:
-        """Delete all of a day: older manifests, then the newest one, then the files. A kill leaves no half day."""
+        """Delete a day: older manifests, then the newest one, then the files. A kill leaves no half day."""
         names = [entry.name for entry in self._lake.objects.entries(self.folder(day))]
         for name in sorted(names, key=lambda name: (not name.endswith(".json"), name)):
             self._lake.objects.remove(name)
@@ -257,8 +251,7 @@ class SlotStore:
         *,
         is_short: bool,  # of memory
     ) -> SlotManifest:
-        number = (before.number if before else 0) + 1
-        old = before.parts if before is not None else ()
+        number, old = (before.number + 1, before.parts) if before else (1, ())
         stem = f"{self.folder(day)}/{number:08d}-{secrets.token_hex(4)}"
         slots, batches = f"{stem}-slots.parquet", f"{stem}-batches.parquet"
         merged = old if not is_short and len(old) >= _MAX_PARTS else ()
@@ -269,12 +262,9 @@ class SlotStore:
             self.check(part, slots=bool(merged))
         with ManifestCommit(self._lake.objects, self._name(day, number)) as commit:
             files = commit.draft(slots), commit.draft(batches)
+            older = [part.batches for part in old], [part.slots for part in merged]
             counted, duplicates, left_out = self._written(
-                connection,
-                new,
-                ([part.batches for part in old], [part.slots for part in merged]),
-                files,
-                may_leave_out_for_memory=is_short and len(new) == 1,
+                connection, new, older, files, may_leave_out_for_memory=is_short and len(new) == 1
             )
             part = SlotPart(
                 slots=slots,
@@ -284,8 +274,7 @@ class SlotStore:
                 slots_sha256=commit.publish(slots),
                 batches_sha256=commit.publish(batches),
             )
-            through = dict(before.through) if before is not None else {}
-            rolled = dict(before.rolled) if before is not None else {}
+            through, rolled = (dict(before.through), dict(before.rolled)) if before else ({}, {})
             for segment in new:
                 through[segment.origin] = max(segment.last, through.get(segment.origin, -1))
                 entry = RolledSegment(segment.first, segment.last, segment.rows)
@@ -300,7 +289,7 @@ class SlotStore:
                 duplicates=(before.duplicates if before else 0) + duplicates,
                 created_unix_ns=time.time_ns(),
                 code_version=metadata.version("whitepanda"),
-                machines_left_out=tuple(sorted({*(before.machines_left_out if before is not None else ()), *left_out})),
+                machines_left_out=tuple(sorted({*(before.machines_left_out if before else ()), *left_out})),
                 rolled=rolled,
                 seal=checksums.PLACE,
             )
@@ -332,11 +321,8 @@ class SlotStore:
             left_out = failing(_machines(segment.path for segment in new), error, write)
             if new_ones := sorted(set(left_out) - self.known_left_out):
                 self.known_left_out.update(new_ones)
-                self._log.warning(
-                    "rows of machines cannot be rolled up and are left out",
-                    machines=new_ones,
-                    error=(str(error).splitlines() or [""])[0],
-                )
+                why = (str(error).splitlines() or [""])[0]
+                self._log.warning("rows of machines cannot be rolled up and are left out", machines=new_ones, error=why)
             return (*write(left_out), left_out)
 
     def _read(self, name: str) -> SlotManifest:

@@ -8,18 +8,9 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from agent.analysis.advice import effects
 from agent.analysis.advice.commands import act_command, cap_commands, cap_notes, migration, migration_notes
-from agent.analysis.advice.effects import (
-    CUT_WORDS,
-    Z95,
-    effect_of_less,
-    is_left_alone,
-    is_near,
-    is_small_part,
-    is_spared,
-    signal_of,
-    unknown_effect,
-)
+from agent.analysis.advice.effects import effect_of_less, is_left_alone, is_small_part, unknown_effect
 from agent.analysis.advice.recommendations import (
     MIN_QUOTA_US,
     QUOTA_PERIOD_US,
@@ -65,7 +56,7 @@ def recommend(situation: Situation) -> tuple[Recommendation, ...]:
 
 def pursued(situation: Situation) -> list[Suspect]:
     """Return the few suspects that actions are made for; only their facts are needed."""
-    able = (suspect for suspect in _blamed(situation) if not is_spared(suspect, situation))
+    able = (suspect for suspect in _blamed(situation) if not effects.is_spared(suspect, situation))
     return list(islice(able, _MAX_SUSPECTS))
 
 
@@ -79,7 +70,7 @@ _FIRST, _NOTHING, _WORSE = -1, 3, 4
 
 def _rank(effect: Effect, suspect: Suspect) -> int:
     """Return the rank of an action against a suspect, relative to `_NOTHING`."""
-    if effect.helps is False and not suspect.inflicts and not is_near(effect):
+    if effect.helps is False and not suspect.inflicts and not effects.is_near(effect):
         return _WORSE
     return _HELPS[effect.helps]
 
@@ -105,11 +96,10 @@ def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator
     is_worth_it = not is_left_alone(suspect, situation)
     if is_worth_it:
         yield from _cap(suspect, victim, situation)
-    if not suspect.is_vm:
-        return
-    yield from _limit_cache(suspect, victim, situation)
-    yield from _limit_bandwidth(suspect, victim, situation)
-    if is_worth_it:
+    if suspect.is_vm:
+        yield from _limit_cache(suspect, victim, situation)
+        yield from _limit_bandwidth(suspect, victim, situation)
+    if suspect.is_vm and is_worth_it:
         yield Recommendation(
             "migrate_suspect",
             *_ids(suspect, victim),
@@ -164,7 +154,7 @@ def _cores(suspect: Suspect, situation: Situation) -> float:
     says_little = a is None or a <= 0 or is_small_part(suspect, situation)
     if a is None or says_little or mn_cpi is None or threshold is None or mn_cpi <= threshold:
         return max(situation.host.min_cores, suspect.cpu_usage_cores * _FIRST_STEP)
-    low = a - Z95 * error if error is not None else a
+    low = a - effects.Z95 * error if error is not None else a
     less = (mn_cpi - threshold) / (low if low > 0 else a)
     return max(situation.host.min_cores, suspect.cpu_usage_cores - less)
 
@@ -217,12 +207,11 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
 
 
 def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
+    why = "what it will suffer depends on the host: `whitepanda place` ranks them"
     return Recommendation(
         "migrate_victim",
         *_ids(victim, victim),
-        effect=unknown_effect(
-            victim, situation, "what it will suffer depends on the host: `whitepanda place` ranks them"
-        ),
+        effect=unknown_effect(victim, situation, why),
         evidence=(*_suffering(victim), *migration_notes(victim)),
         commands=migration(victim, situation),
     )
@@ -243,9 +232,9 @@ def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) ->
         lines.append("it continues as long as the suspect does what it does")
     elif not alone:
         lines.append("no VM here is known to hurt others: a limit may hit the wrong one")
-    signal, before, threshold = signal_of(victim, situation)
+    signal, before, threshold = effects.signal_of(victim, situation)
     is_cut = signal == "mn_cpi" and situation.is_cut
-    why = f"{CUT_WORDS if is_cut else 'as it is now'}; what the VMs will do next is unknown"
+    why = f"{effects.CUT_WORDS if is_cut else 'as it is now'}; what the VMs will do next is unknown"
     effect = Effect(signal, before, before, threshold=threshold, unknown_because=why, is_at_least=is_cut)
     return Recommendation("nothing", "", "", "", victim.vm, victim.name, effect, evidence=tuple(lines))
 

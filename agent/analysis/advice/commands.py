@@ -7,7 +7,7 @@ for a shell; they name VMs by UUID, as a name may begin with "-", or by Proxmox'
 
 from agent.analysis.advice.recommendations import QUOTA_PERIOD_US, Command, Situation, Suspect, Victim, quota_us
 
-_SECONDS = 900.0  # how long whitepanda's actions are in force
+_SECONDS = 900.0  # how long whitepanda's actions apply
 _LIBVIRT = ("virsh", "-c", "qemu:///system")
 # The first version of Nova's API in which the scheduler checks the host that is asked for.
 _NOVA = ("openstack", "--os-compute-api-version", "2.30", "server", "migrate", "--live-migration")
@@ -96,7 +96,7 @@ def migration(who: Suspect | Victim, situation: Situation) -> tuple[Command, ...
 
 
 def migration_notes(who: Suspect | Victim) -> tuple[str, ...]:
-    """Return why a migration has no command; () where it has one."""
+    """Return why a migration has no command; () if it has one."""
     if who.manager == "qemu":
         return ("no command migrates it: no manager of this QEMU is known; without one, restart it on another host",)
     return ("no command migrates it: who manages it is not known, as it is gone",) if not who.manager else ()

@@ -45,9 +45,8 @@ def effect_of_less(suspect: Suspect, victim: Victim, situation: Situation, less_
         return unknown_effect(victim, situation, why)
     after = before - a * less_cores
     if situation.is_cut or error is None:
-        why = (
-            CUT_WORDS if situation.is_cut else "the coefficient came without a standard error, so there is no interval"
-        )
+        no_error = "the coefficient came without a standard error, so there is no interval"
+        why = CUT_WORDS if situation.is_cut else no_error
         least = max(0.0, after)
         return Effect(signal, before, least, threshold=threshold, unknown_because=why, is_at_least=situation.is_cut)
     half = Z95 * error * less_cores
@@ -63,16 +62,14 @@ def is_small_part(suspect: Suspect, situation: Situation) -> bool:
 def is_spared(suspect: Suspect, situation: Situation) -> bool:
     """Whether the host itself found that another VM inflicts and this one does not.
 
-    A coefficient is of a job over the fleet, the host's finding of this very VM: so it is limited only if mnCPI would
-    come near its threshold without it.
+    A coefficient is about a job over the fleet, the host's finding about this very VM: so it is limited only if mnCPI
+    would come near its threshold without it.
     """
-    if not suspect.is_cleared or not situation.is_inflicted:
-        return False
-    return not _makes_up(suspect, situation, NEAR_SHARE)
+    return suspect.is_cleared and situation.is_inflicted and not _makes_up(suspect, situation, NEAR_SHARE)
 
 
 def is_left_alone(suspect: Suspect, situation: Situation) -> bool:
-    """Whether limiting a suspect's CPU is not worth it; never where the host itself found that it inflicts."""
+    """Whether limiting a suspect's CPU is not worth it; never if the host itself found that it inflicts."""
     return not suspect.inflicts and (is_small_part(suspect, situation) or is_spared(suspect, situation))
 
 

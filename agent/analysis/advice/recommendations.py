@@ -37,44 +37,30 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A VM or control group that may be blamed. None: not known.
+    """A VM or control group that may be blamed. None: not known. `manager` and `vmid` as in `Victim`."""
 
-    Attributes:
-        vm: UUID, or `host:GROUP` of a control group beside the VMs.
-        coefficient: A_k of its job, mnCPI per core, with its `standard_error`.
-        score: A_k * usage.
-        llc_bytes: its share of `all_llc_bytes`, the cache that all VMs have.
-        memory_bytes_per_s: its memory traffic, of `all_memory_bytes_per_s` of all VMs.
-        inflicts: the host's own analysis found that it makes others suffer.
-        is_cleared: the host's own analysis found that it does not: it is steady, or suffers itself.
-        has_quota: its owner has set a CPU quota, whose value is not known here.
-        manager, vmid: as in `Victim`.
-        has_own_group: it has its own control group, by which a VM without libvirt is limited.
-
-    """
-
-    vm: str
+    vm: str  # UUID, or `host:GROUP` of a control group outside of VMs
     name: str
     job: str
     cpu_usage_cores: float
     vcpus: int | None = None
-    coefficient: float | None = None
-    standard_error: float | None = None
-    score: float | None = None
+    coefficient: float | None = None  # A_k of its job, mnCPI per core
+    standard_error: float | None = None  # of the coefficient
+    score: float | None = None  # A_k * usage
     llc_bytes: float | None = None
-    all_llc_bytes: float = 0.0
-    memory_bytes_per_s: float | None = None
-    all_memory_bytes_per_s: float = 0.0
-    inflicts: bool = False
-    is_cleared: bool = False
-    has_quota: bool = False
+    all_llc_bytes: float = 0.0  # of all VMs
+    memory_bytes_per_s: float | None = None  # memory traffic
+    all_memory_bytes_per_s: float = 0.0  # of all VMs
+    inflicts: bool = False  # the host's own analysis found that it makes others suffer
+    is_cleared: bool = False  # the host's own analysis found that it does not: it is steady, or suffers itself
+    has_quota: bool = False  # its owner has set a CPU quota, whose value is not known here
     manager: str = "libvirt"
     vmid: str = ""
-    has_own_group: bool = True
+    has_own_group: bool = True  # it has its own control group, by which a VM without libvirt is limited
 
     @property
     def is_vm(self) -> bool:
-        """Whether it is a VM, and not a control group beside them."""
+        """Whether it is a VM, and not a control group."""
         return not self.vm.startswith("host:")
 
     @property
@@ -98,7 +84,7 @@ class HostLimits:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """One host's contention. `mn_cpi` and its threshold are None where only the host itself found the victims.
+    """One host's contention. `mn_cpi` and its threshold are None if only the host itself found the victims.
 
     `is_cut`: nCPI of a victim was cut (`normalised_cpi.ROBUST_CLIP`), so the true `mn_cpi` may be higher.
     """

@@ -1,7 +1,7 @@
 """The live trigger: is this host's mnCPI higher than its own noise explains? Pure; one value at a time.
 
 The paper's trigger (`slot_trigger`) fires above the host's own 99th percentile: one slot in a hundred by construction.
-This one needs more where contention is short, and less where it lasts:
+This one needs more if contention is short, and less if it lasts:
 
 * A slowly learnt level removes the course of a day. Steps beyond two standard deviations pull no more than two do, and
   while the trigger is on it hardly moves.

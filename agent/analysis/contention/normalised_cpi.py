@@ -91,7 +91,7 @@ def is_victim(cpi: float, statistics: CpiStatistics) -> bool:
 def mn_cpi(tasks: Iterable[TaskSlot]) -> float | None:
     """Machine-level CPI, equation (2): the mean of nCPI over the latency-sensitive tasks of one slot.
 
-    Tasks without a known CPI or statistics are left out. None where none is left: skip such slots.
+    Tasks without a known CPI or statistics are left out. None: no task is left; skip such slots.
     """
     values = [n_cpi(cpi, statistics) for _, cpi, statistics in _judged(tasks)]
     return math.fsum(values) / len(values) if values else None

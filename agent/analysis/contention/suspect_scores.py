@@ -33,8 +33,8 @@ def suspect_score(coefficient: float | None, cpu_usage_cores: float, method: str
     """Return the rank of a suspect: A_k * u, its job's coefficient (None: not known) times its own CPU usage.
 
     `method` fitted the coefficients; "" is PANDA, by which a job without a coefficient comes last. By whitepanda's it
-    ranks as harmless, at 0: below jobs known to hurt, above jobs beside which others fared better. That method shrinks
-    coefficients towards the same 0 (`central.models.antagonists.whitepanda_solve`).
+    ranks as harmless, at 0, towards which that method shrinks (`central.models.antagonists.whitepanda_solve`): below
+    jobs known to hurt, above jobs next to which others fared better.
     """
     if coefficient is None:
         return 0.0 if method in _UNKNOWN_IS_HARMLESS else -math.inf
@@ -61,9 +61,7 @@ def rank_suspects(
 def percentile_ranks(scores: Sequence[float]) -> list[float | None]:
     """Percentile of each score's rank, equation (4): (n - r) / (n - 1), rank 1 the highest, ties averaged.
 
-    Returns:
-        One value in [0, 1] per score, 1 for the single highest. None for a lone score, which has no rank.
-
+    Returns one value in [0, 1] per score, 1 for the single highest. None for a lone score, which has no rank.
     """
     count = len(scores)
     if count == 1:

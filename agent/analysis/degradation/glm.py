@@ -44,7 +44,7 @@ class Glm:
     def predict(self, values: NDArray[np.float64], baseline: NDArray[np.float64]) -> NDArray[np.float64]:
         """Estimate the degradation from features (n, k) in their own units and the same without interference.
 
-        Returns shape (n,), relative to the baseline: 1 = as without interference. NaN where a term is not known, and
+        Returns shape (n,), relative to the baseline: 1 = as without interference. NaN if a term is not known, and
         where the inverse link's sum is 0 or less.
         """
         columns = list(self.columns)

@@ -1,4 +1,4 @@
-"""Intervals around estimates at run time: wider where the model erred in training, and where a row is unlike it.
+"""Intervals around estimates at run time: wider if the model erred in training, or a row is unlike it.
 
 Fitted by `central.degradation.intervals`. With d the estimate, the interval is d / e^h to d * e^h where
 
@@ -31,7 +31,7 @@ from agent.analysis.signals import Floats
 
 _MAX = 1e6  # of numbers relative to the rows of training
 _MAX_NEIGHBOURS = 10_000
-#: Rows whose distances are computed at once: bounds the memory.
+#: Rows whose distances are computed together: bounds the memory.
 _ROWS_AT_ONCE = 256
 
 
@@ -63,11 +63,9 @@ class Novelty:
             raise ValueError(f"middles, widths, spreads and prototypes must have {count} numbers per row")
         if len(prototypes) and not np.abs(prototypes).max() <= _MAX:
             raise ValueError(f"prototypes must be from {-_MAX:g} to {_MAX:g} (value {np.abs(prototypes).max():g})")
-        if neighbours > len(prototypes) // count:
-            raise ValueError(
-                f"neighbours must be 1 to the number of prototypes, {len(prototypes) // count} (value {neighbours})"
-            )
         rows = prototypes.reshape(-1, count)
+        if neighbours > len(rows):
+            raise ValueError(f"neighbours must be 1 to the number of prototypes, {len(rows)} (value {neighbours})")
         return cls(terms, middles, widths, spreads, neighbours, rows, reference, slope, limit)
 
     def places(self, values: Floats, baseline: Floats) -> Floats:
@@ -76,8 +74,7 @@ class Novelty:
 
     def of(self, values: Floats, baseline: Floats) -> Floats:
         """Return the novelty of rows, shape (n,): about 1 at most for rows as in training; NaN: a term is missing."""
-        found = mean_distance(self.places(values, baseline), self.prototypes, self.neighbours)
-        return found / self.reference
+        return mean_distance(self.places(values, baseline), self.prototypes, self.neighbours) / self.reference
 
     def factor(self, novelty: Floats) -> Floats:
         """Return by how much intervals are wider for it, shape (n,)."""
@@ -110,7 +107,7 @@ class Intervals:
     def bounds(self, values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Return low and high of estimates, and whether their rows are like those of training; each of shape (n,).
 
-        Features `values` and `baseline` have shape (n, k), in their own units. Where a row is unlike training, or a
+        Features `values` and `baseline` have shape (n, k), in their own units. If a row is unlike training, or a
         feature or the estimate is missing, the numbers are void.
         """
         difficulty = self.expected_error(values, baseline, degradation)
@@ -118,7 +115,7 @@ class Intervals:
         half = self.quantile * difficulty * self.novelty.factor(novelty)
         is_known = np.isfinite(half) & (novelty <= self.novelty.limit)
         spread = np.exp(np.minimum(half, 700.0))
-        with np.errstate(over="ignore"):  # infinite far from training, where it is not used
+        with np.errstate(over="ignore"):  # infinite far from training, and then not used
             return degradation / spread, degradation * spread, is_known
 
     def expected_error(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
@@ -127,7 +124,7 @@ class Intervals:
 
 
 def with_log(values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats]:
-    """Return features and baselines with one column more: the log of the estimate, NaN where there is none."""
+    """Return features and baselines with one column more: the log of the estimate, NaN if there is none."""
     is_positive = degradation > 0
     log = np.full(len(degradation), math.nan)
     log[is_positive] = np.log(degradation[is_positive])
@@ -137,7 +134,7 @@ def with_log(values: Floats, baseline: Floats, degradation: Floats) -> tuple[Flo
 def mean_distance(places: Floats, prototypes: Floats, neighbours: int) -> Floats:
     """Return the mean distance of places (n, terms) to the nearest `neighbours` of prototypes (m, terms).
 
-    Shape (n,), per square root of a term; NaN where a place has a NaN.
+    Shape (n,), per square root of a term; NaN if a place has a NaN.
     """
     result = np.empty(len(places))
     lengths = (prototypes**2).sum(axis=1)

@@ -21,7 +21,7 @@ Source: "Cloud White", section 6. `whitepanda degradation fit` writes the model'
                  "ranges": [{"column": 0, "form": "raw" | "relative", "low": 0.2, "high": 1.9, "scale": 1.0}, ...]}],
      "provenance": {...}}                  its fit and data; not read here
 
-`values` of groups are in the order of `inputs` (features, then the rule's other signals), null where not known.
+`values` of groups are in the order of `inputs` (features, then the rule's other signals), null if not known.
 A model's last resort is the one of `models` with neither behaviour nor level.
 """
 
@@ -67,19 +67,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
-    """One estimate per row. Where `reasons` is not empty the numbers are NaN.
+    """One estimate per row. With a reason the numbers are NaN; without intervals in the model `low` and `high` are."""
 
-    `degradation`, `low`, `high`: shape (n,), the target relative to the baseline (1 = as without interference).
-    `low` and `high` alone are NaN where the model has no intervals.
-    `reasons`: "" or "missing:<input>", "out_of_range:<input>", "no_baseline", "baseline_young", "unlike_training".
-    `models`: the name of the model that each estimate is from, such as "gamma-inverse memory-bound 20 %".
-    """
-
-    degradation: Floats
+    degradation: Floats  # shape (n,): the target relative to the baseline (1 = as without interference)
     low: Floats
     high: Floats
-    reasons: tuple[str, ...]
-    models: tuple[str, ...]
+    reasons: tuple[str, ...]  # "", missing:INPUT, out_of_range:INPUT, no_baseline, baseline_young or unlike_training
+    models: tuple[str, ...]  # the model that each estimate is from, such as "gamma-inverse memory-bound 20 %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +103,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubModel:
-    """One of a model's estimators, and which VMs it is for (None: any).
+    """One of a model's estimators, and its VMs (None: any).
 
     `scatter`: how far the seconds of one run lie from their mean, as deviations of the logarithm: a factor on the
     difficulty that the intervals expect, under interference; and the deviation without interference.
@@ -137,7 +131,7 @@ class GroupBaseline:
 def used_share(baseline: Floats, inputs: Sequence[str], cpu: str) -> Floats:
     """Return what share of its workers each VM uses at its baseline (n, len(inputs)), shape (n,), for CPU levels.
 
-    A queue's delay follows the use of its servers: 1 - `vcpu_idle_ratio` where that is an input, else `cpu`, the rule's
+    A queue's delay follows the use of its servers: 1 - `vcpu_idle_ratio` if that is an input, else `cpu`, the rule's
     share of the vCPUs.
     """
     return 1.0 - baseline[:, inputs.index(IDLE)] if IDLE in inputs else baseline[:, inputs.index(cpu)]
@@ -173,7 +167,7 @@ class Model:
     estimators: tuple[SubModel, ...]
 
     def predict(self, values: Floats, baseline: Floats, baseline_rows: Ints | None = None) -> Estimates:
-        """Estimate the degradation of `values`, shape (n, len(inputs)), each in its own unit, NaN where not known.
+        """Estimate the degradation of `values`, shape (n, len(inputs)), each in its own unit, NaN if not known.
 
         `baseline`: likewise, without interference. `baseline_rows`: shape (n,): of how many ticks each baseline is the
         mean; None: of enough.
@@ -198,21 +192,20 @@ class Model:
         """Choose each row's model by its baseline (n, len(inputs)): places in `estimators`.
 
         Behaviour by the share of memory stalls, then the CPU level that is nearest to the `used_share`, within
-        `LEVEL_REACH`; where either is not known or has no model, the one for any VM.
+        `LEVEL_REACH`; if either is not known or has no model, the one for any VM.
         """
         last_resort = next(i for i, e in enumerate(self.estimators) if e.behaviour is None and e.cpu_level is None)
         chosen = np.full(len(baseline), last_resort)
-        if self.rule is None or len(self.estimators) == 1:
+        rule = self.rule
+        if rule is None or len(self.estimators) == 1:
             return chosen
-        memory, total = (
-            baseline[:, self.inputs.index(name)] for name in (self.rule.memory_stalls, self.rule.total_stalls)
-        )
-        used = used_share(baseline, self.inputs, self.rule.cpu)
+        memory, total = (baseline[:, self.inputs.index(name)] for name in (rule.memory_stalls, rule.total_stalls))
+        used = used_share(baseline, self.inputs, rule.cpu)
         levels = np.array([
             [e.cpu_level if e.behaviour == b and e.cpu_level is not None else math.inf for e in self.estimators]
             for b in (CPU_BOUND, MEMORY_BOUND)
         ])  # fmt: skip
-        is_memory_bound = memory >= self.rule.memory_bound_from * total
+        is_memory_bound = memory >= rule.memory_bound_from * total
         distances = np.abs(levels[is_memory_bound.astype(np.int64)] - np.nan_to_num(used)[:, None])
         nearest = distances.argmin(axis=1)
         is_near = ~np.isnan(memory + total + used) & (distances.min(axis=1) <= LEVEL_REACH)
@@ -223,7 +216,7 @@ class Model:
         """Return how far measured seconds scatter around estimates within a run; intervals cover more than that.
 
         `values` and `baseline` as for `predict`; `degradation`: shape (n,), NaN: as without interference. Returns
-        standard deviations of the logarithm, shape (n,); NaN where the model does not know.
+        standard deviations of the logarithm, shape (n,); NaN if the model does not know.
         """
         found = np.full(len(values), math.nan)
         chosen = self.choose(baseline)
@@ -247,11 +240,11 @@ class Model:
         """Fill in `numbers` (degradation, low, high) and `reasons` of the rows that `part` is for."""
         uses = list(part.uses)
         is_missing = np.isnan(values[rows][:, uses])
-        is_without_baseline = np.isnan(baseline[rows][:, uses]).any(axis=1)
-        for place in np.flatnonzero(is_missing.any(axis=1) | is_without_baseline):
+        is_void = is_missing.any(axis=1) | np.isnan(baseline[rows][:, uses]).any(axis=1)
+        for place in np.flatnonzero(is_void):
             missing = np.flatnonzero(is_missing[place])
             reasons[rows[place]] = f"missing:{self.features[uses[missing[0]]]}" if len(missing) else "no_baseline"
-        usable = rows[~(is_missing.any(axis=1) | is_without_baseline)]
+        usable = rows[~is_void]
         if not len(usable):
             return
         count = len(self.features)
@@ -301,8 +294,7 @@ def _parsed(data: Mapping[str, Any]) -> Model:
         signals = memory, total, cpu = str(given["memory_stalls"]), str(given["total_stalls"]), str(given["cpu"])
         rule = Rule(memory, total, number(given, "memory_bound_from", _SHARE), cpu)
     inputs = tuple(dict.fromkeys((*features, *signals)))
-    method = str(data["choice"]["method"])
-    baselines = data["baselines"]
+    method, baselines = str(data["choice"]["method"]), data["baselines"]
     model = Model(
         target=str(data["target"]),
         nominal=number(data, "nominal", NOMINAL),

@@ -46,7 +46,7 @@ def read_all(name: str, data: Iterable[Any], read: Callable[[Any], T]) -> Iterat
 
 
 def number(data: Mapping[str, Any], name: str, limits: tuple[float, float]) -> float:
-    """Return a number of a block; KeyError or ValueError where it is missing, not a number, or outside the limits."""
+    """Return a number of a block; KeyError or ValueError if it is missing, not a number, or outside the limits."""
     return _checked(data[name], name, limits)
 
 

@@ -1,6 +1,6 @@
 """A feature relative to its baseline: value / baseline, 1 = as without interference.
 
-Where the baseline is about 0 (disk traffic of a VM that writes nothing) the quotient says nothing; there it is
+If the baseline is about 0 (disk traffic of a VM that writes nothing), the quotient says nothing; then it is
 1 + (value - baseline) / scale, with the feature's scale learnt in training: still 1 at the baseline, and growing with
 the feature. "About 0" is below `FLOOR` of the scale.
 """
@@ -17,7 +17,7 @@ def relative(
 ) -> NDArray[np.float64]:
     """Normalise features (n, k) to their baselines, which broadcast to them; both in the features' units.
 
-    `scales`: shape (k,), a typical magnitude of each feature, > 0. Returns shape (n, k), without unit; NaN where the
+    `scales`: shape (k,), a typical magnitude of each feature, > 0. Returns shape (n, k), without unit; NaN if the
     value or its baseline is NaN.
     """
     is_about_zero = np.abs(baseline) < FLOOR * scales

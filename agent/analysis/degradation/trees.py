@@ -52,9 +52,8 @@ class Terms:
             scales = [number(term, "scale", SCALE) for term in data]
             if not columns:
                 raise ValueError("there must be one or more")
-            for form in forms:
-                if form not in FORMS:
-                    raise ValueError(f"form must be one of {', '.join(FORMS)} (value {form})")
+            if wrong := [form for form in forms if form not in FORMS]:
+                raise ValueError(f"form must be one of {', '.join(FORMS)} (value {wrong[0]})")
         return cls(np.array(columns, dtype=np.int64), forms, np.array(scales, dtype=np.float64))
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -127,7 +126,7 @@ class Trees:
     def predict(self, values: Floats, baseline: Floats) -> Floats:
         """Estimate the degradation from features (n, k) in their own units and the same without interference.
 
-        Returns shape (n,), relative to the baseline: 1 = as without interference. NaN where a term is not known, and
+        Returns shape (n,), relative to the baseline: 1 = as without interference. NaN if a term is not known, and
         where the sum is outside the link's domain.
         """
         terms = self.terms.of(values, baseline)
@@ -138,7 +137,7 @@ class Trees:
         return result
 
     def _sums(self, terms: Floats) -> Floats:
-        """Return base + factor * the sum of leaves, for all rows and trees at once, level by level."""
+        """Return base + factor * the sum of leaves, for all rows and trees together, level by level."""
         rows, trees = len(terms), len(self.roots)
         at = np.tile(self.roots, rows)
         offset = np.repeat(np.arange(rows) * terms.shape[1], trees)
@@ -185,7 +184,7 @@ def numbers_of(text: Any, name: str, kind: type[np.generic]) -> NDArray[Any]:
 
 
 def _right_sides(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find the roots of the trees in preorder, and each split's right side; ValueError where one is cut off."""
+    """Find the roots of the trees in preorder, and each split's right side; ValueError if one is cut off."""
     right = np.zeros(len(columns), dtype=np.int64)
     whole: list[int] = []  # where the trees begin that are read so far, from the end; the last is the leftmost
     for place, column in zip(range(len(columns) - 1, -1, -1), columns[::-1].tolist(), strict=True):

@@ -18,20 +18,16 @@ class Detection:
     """The verdicts of one tick, in the order of its VMs.
 
     Reasons, evidence and baselines are made only on demand, from copies: for all VMs they would cost more than judging.
-
-    `state` returns a VM's verdict by its row. `make_learnt` None: the load does not change the baselines. `estimate`,
-    (VMs,): whose degradation is to be estimated; None: victims. `workers`: as learnt; `factors`, (VMs,):
-    `signals.load_factors` with what is learnt; None: this detector does not learn them.
     """
 
     behaviours: tuple[Behaviour, ...]
     baseline_ticks: NDArray[np.int64]
-    state: Callable[[int], Verdict]
+    state: Callable[[int], Verdict]  # a VM's verdict by its row
     make_baseline: Callable[[], Values]
-    estimate: NDArray[np.bool_] | None = None
-    make_learnt: Callable[[], Values] | None = None
-    workers: LearntWorkers | None = None
-    factors: Values | None = None
+    estimate: NDArray[np.bool_] | None = None  # (VMs,): whose degradation is to be estimated; None: victims
+    make_learnt: Callable[[], Values] | None = None  # None: the load does not change the baselines
+    workers: LearntWorkers | None = None  # None, as `factors`: this detector does not learn them
+    factors: Values | None = None  # (VMs,): `signals.load_factors` with what is learnt
 
     @cached_property
     def states(self) -> tuple[Verdict, ...]:
@@ -42,7 +38,7 @@ class Detection:
     def baseline(self) -> Values:
         """Each signal's baseline at the VM's present load, in its own unit.
 
-        Shape (VMs, SIGNALS); NaN where it is not ready or not known.
+        Shape (VMs, SIGNALS); NaN if it is not ready or not known.
         """
         return self.make_baseline()
 

@@ -54,9 +54,9 @@ class Baselines:
     The noisy columns come last; only they have windows and noise. `prior_std` and `floor_std`, for the noisy columns:
     standard deviation of a short window's mean before it is learnt, and its minimum.
 
-    `ticks`, (VMs,): quiet ticks behind each baseline, aged. `mean` and `count`, (VMs, columns): the baselines, NaN
-    where nothing is known, and their ticks. `first_seen_s` and `seen`, (VMs,): clock of each VM's first tick, number of
-    its ticks. `samples`, (VMs, most vCPUs + 1): in how many quiet samples k vCPU threads ran, aged.
+    `ticks`, (VMs,): quiet ticks behind each baseline, aged. `mean` and `count`, (VMs, columns): the baselines (NaN: not
+    known) and their ticks. `first_seen_s` and `seen`, (VMs,): clock of each VM's first tick, number of its ticks.
+    `samples`, (VMs, most vCPUs + 1): in how many quiet samples k vCPU threads ran, aged.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Baselines:
     def match(self, keys: tuple[VmKey, ...], at_s: float) -> NDArray[np.int64] | None:
         """Give each VM of a tick its row; a new epoch or size is a new VM.
 
-        Returns per VM the row that it had before, -1 where it is new; None where nothing has changed.
+        Returns per VM the row that it had before, -1 for a new VM; None: nothing has changed.
         """
         if keys == self.keys:
             return None
@@ -136,7 +136,7 @@ class Baselines:
             self._ring[at] = filled
 
     def window(self, ticks: int) -> Floats:
-        """Return the means of the last `ticks` values, shape (VMs, noisy columns); NaN where none was known."""
+        """Return the means of the last `ticks` values, shape (VMs, noisy columns); NaN if none was known."""
         found = self._windows.get(ticks)
         if found is None:
             end = self._cursor + self._settings.long_ticks + 1
@@ -184,7 +184,7 @@ class Baselines:
     # --- learning ---
 
     def learn(self, values: Floats, elapsed_s: float, *, quiet: Bools, held: Bools) -> None:
-        """Learn from a tick's `values`, shape (VMs, columns), NaN where not known.
+        """Learn from a tick's `values`, shape (VMs, columns), NaN if not known.
 
         `quiet`, (VMs,): rows that learn as usual; `held`: rows that learn with the long time constant. Others learn
         nothing.
@@ -207,7 +207,7 @@ class Baselines:
         deviation[np.isnan(deviation)] = 0.0
         limit = _CLIP * _TO_STD * self._spread
         limit[self.count < _PLAIN_TICKS] = np.inf
-        # Where values never varied a limit of 0 would freeze the mean: a first change counts a little.
+        # If values never varied, a limit of 0 would freeze the mean: a first change counts a little.
         limit = np.fmax(limit, 1e-3 * np.abs(self.mean) + 1e-9)
         if some_held:
             limit[held] = np.inf
@@ -278,9 +278,9 @@ class Baselines:
     def _dumped(self, row: int) -> dict[str, Any]:
         key, start = self.keys[row], self._noisy.start
         # `tolist` first: taking numbers from the arrays one by one was most of the cost.
-        numbers = list(zip(*(array[row].tolist() for array in self._plain()), strict=True))
-        noise = [()] * start + list(zip(*(array[row].tolist() for array in self._noise()), strict=True))
-        columns = zip(self.columns, numbers, noise, strict=True)
+        rows = [array[row].tolist() for array in self._kept()]
+        noise = [()] * start + list(zip(*rows[3:], strict=True))
+        columns = zip(self.columns, zip(*rows[:3], strict=True), noise, strict=True)
         return {
             "uuid": key.uuid,
             "epoch": key.epoch,
@@ -294,18 +294,14 @@ class Baselines:
             },
         }
 
-    def _plain(self) -> tuple[Floats, Floats, Floats]:
-        """Return the arrays of all columns that are kept on disk, in the file's order."""
-        return self.mean, self._spread, self.count
-
-    def _noise(self) -> tuple[Floats, Floats, Floats]:
-        """Return the arrays of the noisy columns that are kept on disk, in the file's order."""
-        return self._short, self._long, self._noise_count
+    def _kept(self) -> tuple[Floats, ...]:
+        """Return the arrays that are kept on disk, in the file's order; the last three have noisy columns only."""
+        return self.mean, self._spread, self.count, self._short, self._long, self._noise_count
 
     def restore(self, rows: Sequence[Mapping[str, Any]], age_s: float) -> None:
         """Take back what `dump` returned, `age_s` seconds ago; each is used once its VM is seen in the same epoch.
 
-        ValueError says where it is wrong; then nothing was taken.
+        ValueError names what is wrong; then nothing was taken.
         """
         settings = self._settings
         if age_s > settings.restored_max_age_s:
@@ -350,15 +346,13 @@ class Baselines:
         for column, name in enumerate(self.columns[start:]):
             self._load_response[row, column] = held["load"]["response"].get(name, 0.0)
         for name, numbers in held["columns"].items():
-            column = self.columns.index(name)
-            for array, number in zip(self._plain(), numbers[:3], strict=True):
-                array[row, column] = number
-            for array, number in zip(self._noise(), numbers[3:], strict=False):  # none for a column without noise
-                array[row, column - start] = number
+            from_last = self.columns.index(name) - len(self.columns)
+            for array, number in zip(self._kept(), numbers, strict=False):  # three numbers for a column without noise
+                array[row, from_last] = number
 
 
 def old_rows(old: Sequence[VmKey], new: Sequence[VmKey]) -> NDArray[np.int64]:
-    """Return each new VM's old row, -1 where it has none."""
+    """Return each new VM's old row, -1 if it has none."""
     places = {key: row for row, key in enumerate(old)}
     return np.array([places.get(key, -1) for key in new], np.int64)
 

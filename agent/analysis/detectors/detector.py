@@ -1,10 +1,10 @@
-"""whitepanda's detector of interference: who suffers, by evidence of its own; who does more than usual meanwhile.
+"""whitepanda's detector of interference: who suffers, by its own evidence; who does more than usual meanwhile.
 
 After "Cloud White", section 4, whose fixed percentages and victims by association it replaces (`paper_detector`):
 
-- a VM has *grown* where something that it does (`symptoms.ACTS`: instructions, memory bandwidth, disk, network;
-  CPU time where instructions are not known) exceeds its baseline by a least ratio and a multiple of its own noise;
-- a VM *suffers* where symptoms of one kind (`symptoms.SYMPTOMS`) exceed what is expected at its present load and
+- a VM has *grown* if something that it does (`symptoms.ACTS`: instructions, memory bandwidth, disk, network;
+  CPU time if instructions are not known) exceeds its baseline by a least ratio and a multiple of its own noise;
+- a VM *suffers* if symptoms of one kind (`symptoms.SYMPTOMS`) exceed what is expected at its present load and
   clock by a multiple of their noise, and mean at least some delay. Little is enough while another VM has grown in what
   can cause this kind. Without one, only waiting for CPUs and I/O counts, and it must be much: a lower IPC is then its
   own doing;
@@ -29,7 +29,7 @@ from agent.analysis.detectors.baseline import Baselines, BaselineSettings, dumpe
 from agent.analysis.detectors.detector_words import Judged, Reasons
 from agent.analysis.detectors.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 from agent.analysis.detectors.workers import WorkersRule
-from agent.analysis.signals import IDLE, INDEX, SIGNALS, Bools, Floats, Tick, Values, load_factors
+from agent.analysis.signals import IDLE, INDEX, SIGNALS, SUMS, Bools, Floats, Tick, Values, load_factors
 from agent.analysis.verdict import BEHAVIOURS
 
 _FORMAT = 1
@@ -49,19 +49,7 @@ _LEAST: Floats = np.log([act.least_ratio for act in ACTS])
 _FLOORS = np.log([act.floor for act in ACTS])
 _LOAD_STD = np.array([symptom.load_std for symptom in SYMPTOMS])
 #: Signals that are proportional to the VM's load: their baseline is meant at the load that it has now.
-_ELASTIC = [
-    INDEX[name]
-    for name in (
-        "guest_ratio",
-        "cpu_usage_cores",
-        "gips",
-        "memory_bandwidth_bytes_per_s",
-        "disk_bytes_per_s",
-        "disk_ops_per_s",
-        "storage_bytes_per_s",
-        "network_bytes_per_s",
-    )
-]
+_ELASTIC = [INDEX[name] for name in ("guest_ratio", "cpu_usage_cores", "gips", "memory_bandwidth_bytes_per_s", *SUMS)]
 _MAX_GUEST_RATIO = 0.9
 _MAX_SCORE = 20.0
 _MAX_SLOWING = 3.0  # a logarithm: larger ones mean no more
@@ -78,7 +66,7 @@ _OWN_CLOCK = 0.05  # a clock lower than the other VMs' by more is the VM's own d
 class DetectorSettings:
     """Thresholds. Factors are of the noise's standard deviation, delays are relative (0.05 is 5 %).
 
-    `*_alone`: where no other VM has grown in what could be the cause.
+    `*_alone`: if no other VM has grown in what could be the cause.
     """
 
     grown_factor: float = 5.0
@@ -88,7 +76,7 @@ class DetectorSettings:
     suffers_delay_alone: float = 0.25
     hysteresis: float = 0.5
     inflicting_ratio: float = 1.4  # growth from which a VM inflicts even if no VM suffers
-    odd_factor: float = 5.0  # a score above this without a cause is not learnt at once
+    odd_factor: float = 5.0  # a score above this without a cause is not learnt immediately
     better_factor: float = 5.0  # a VM better by this for long has a baseline that was learnt under stress
     suspicion_s: float = 600.0  # how long nothing is learnt from unusual VMs that hurt no other
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
@@ -144,10 +132,7 @@ class Detector:
         return {"format": _FORMAT, "unix_s": now_unix_s, "vms": self._baselines.dump()}
 
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
-        """Take back what `dump` returned, for VMs in the same epoch; the older the less it counts.
-
-        ValueError where it is not of `dump`; then nothing was taken.
-        """
+        """Take back a `dump`, for VMs in the same epoch; the older the less it counts. ValueError: it is not one."""
         self._baselines.restore(*dumped_vms(data, now_unix_s, _FORMAT))
 
     # --- judging ---
@@ -291,10 +276,8 @@ class Detector:
         quiet = ~held & (~suspicious | (self._suspect_s > settings.suspicion_s))
         alone = grown.sum() - grown == 0
         baselines.learn_load(judged.ready & alone, judged.shift, judged.by_load, elapsed_s)
-        if not grown.any():
-            better = self._better(judged)
-            if better is not None:
-                baselines.relearn(better)
+        if not grown.any() and (better := self._better(judged)) is not None:
+            baselines.relearn(better)
         baselines.learn(values, elapsed_s, quiet=quiet, held=held)
         if running is not None:
             baselines.learn_samples(running, elapsed_s, quiet=quiet)
@@ -332,7 +315,7 @@ def _main_growth(grown: Bools, growth: Floats, now: Floats, usual: Floats) -> Fl
 
 
 def _baseline_at(mean: Floats, log_gips: Floats, ready: Bools, factors: Floats) -> Values:
-    """Return the signals' baselines at each VM's present load, NaN where not ready.
+    """Return the signals' baselines at each VM's present load, NaN if not ready.
 
     `mean`, (VMs, columns): the baselines, up to the one of log(GIPS + floor); `log_gips`, (VMs,): over the last ticks.
     """
@@ -367,7 +350,7 @@ def _by_kind(deviation: Floats, std: Floats, guest_ratio: Floats) -> tuple[Float
 
     Core: the scores' sum over the standard deviation of that sum; the slow-down is the symptoms' mean weighted by
     1 / variance. Other kinds: the largest. A slow-down of service is felt as a longer delay the busier the VM is: at
-    use u by 1 / (1 - u), as in a queue. NaN where no symptom of the kind is known.
+    use u by 1 / (1 - u), as in a queue. NaN if no symptom of the kind is known.
     """
     busy = np.minimum(np.where(np.isnan(guest_ratio), 0.0, guest_ratio), _MAX_GUEST_RATIO)
     score = np.full((len(deviation), len(KINDS)), math.nan)

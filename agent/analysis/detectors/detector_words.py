@@ -19,61 +19,46 @@ _KIND_OF = [KINDS.index(symptom.kind) for symptom in SYMPTOMS]
 
 @dataclass(slots=True, eq=False)
 class Judged:
-    """A tick compared with the baselines; one row per VM, columns as named after the comma.
+    """A tick compared with the baselines; one row per VM, columns as named in the comments."""
 
-    `growth`, acts: logarithm over the baseline `usual`; above `enough` it has grown; `growing`: some act is on the
-    way there. `amount`: share of the growth of the VM that grew most.
-    `shift`: growth of the own load's logarithm, 0 where it is indistinguishable from suffering.
-    `window`, `expected`, `std`, symptoms: now, expected at the present load and clock, noise of their difference.
-    `score`, `effect`, kinds: standard deviations, relative delay; `factor`, `delay`: what they must exceed. `odd`: they
-    are large, whatever the cause.
-    `clock`: change of its logarithm; `own_clock`: lower than the others'. `by_load`, symptoms: their
-    change without the clock's part.
-    `grown`, acts; `suffers`, kinds; `can`, kinds: has grown in what causes them; `hurting`: and another VM suffers so.
-    `movers`: how many VMs have grown. The detector sets these last ones in a second step.
-    """
-
-    ready: Bools
-    known: Bools
-    growth: Floats
-    amount: Floats
+    ready: Bools  # whether the baseline is ready; shape (VMs,)
+    known: Bools  # whether any signal is known now; shape (VMs,)
+    growth: Floats  # acts: logarithm over the baseline `usual`; above `enough` it has grown
+    amount: Floats  # acts: share of the growth of the VM that grew most
     usual: Floats
     enough: Floats
-    growing: Bools
-    shift: Floats
-    window: Floats
-    expected: Floats
-    std: Floats
-    score: Floats
-    effect: Floats
-    odd: Bools
-    clock: Floats
-    own_clock: Bools
-    by_load: Floats
-    factor: Floats = field(init=False)
-    delay: Floats = field(init=False)
-    grown: Bools = field(init=False)
-    suffers: Bools = field(init=False)
-    can: Bools = field(init=False)
-    movers: int = field(init=False)
-    hurting: Bools = field(init=False)
+    growing: Bools  # shape (VMs,): some act is about to have grown
+    shift: Floats  # shape (VMs,): growth of the own load's logarithm, 0 if it is indistinguishable from suffering
+    window: Floats  # symptoms: now
+    expected: Floats  # symptoms: at the present load and clock
+    std: Floats  # symptoms: noise of their difference
+    score: Floats  # kinds: in standard deviations
+    effect: Floats  # kinds: relative delay
+    odd: Bools  # shape (VMs,): a score is large, whatever the cause
+    clock: Floats  # shape (VMs,): change of its logarithm
+    own_clock: Bools  # shape (VMs,): it is lower than the others'
+    by_load: Floats  # symptoms: their change without the clock's part
+    # The detector sets these in a second step.
+    factor: Floats = field(init=False)  # kinds: what the score must exceed
+    delay: Floats = field(init=False)  # kinds: what the effect must exceed
+    grown: Bools = field(init=False)  # acts
+    suffers: Bools = field(init=False)  # kinds
+    can: Bools = field(init=False)  # kinds: has grown in what causes them
+    movers: int = field(init=False)  # how many VMs have grown
+    hurting: Bools = field(init=False)  # shape (VMs,): has grown in what causes another VM's suffering
 
 
 @dataclass(frozen=True, eq=False)
 class Reasons:
-    """Makes the verdicts of one tick's VMs on demand; its arrays do not change any more.
-
-    Each array has shape (VMs,). `since_s`: when the behaviour began; `ticks`: quiet ticks behind each baseline, of
-    which `min_ticks` are enough.
-    """
+    """Makes the verdicts of one tick's VMs on demand; its arrays, each (VMs,), do not change any more."""
 
     tick: Tick
     judged: Judged
     behaviours: tuple[Behaviour, ...]
     inflicts: Bools
-    since_s: Floats
-    ticks: NDArray[np.int64]
-    min_ticks: int
+    since_s: Floats  # when the behaviour began
+    ticks: NDArray[np.int64]  # quiet ticks behind each baseline
+    min_ticks: int  # that are enough
 
     @cached_property
     def _inflicting(self) -> list[int]:
@@ -132,9 +117,8 @@ def _reason(
     if behaviour == "steady":
         return _steady(row, judged)
     if behaviour == "unknown":
-        if judged.known[row]:
-            return f"no baseline yet: {ticks} of {min_ticks} quiet ticks"
-        return "none of its signals is known now"
+        young = f"no baseline yet: {ticks} of {min_ticks} quiet ticks"
+        return young if judged.known[row] else "none of its signals is known now"
     if behaviour == "victim":
         return _victim(row, judged, evidence)
     effect = "others suffer meanwhile" if judged.hurting[row] else "no VM is seen to suffer"

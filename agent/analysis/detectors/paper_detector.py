@@ -75,12 +75,12 @@ class PaperDetector:
             rolling = np.where(count > 0, np.where(known, self._ring, 0.0).sum(axis=1) / count, math.nan)
             usual = np.where((settings.load_from_baseline, settings.gips_from_baseline), own, rolling)
             change = np.abs(now - usual) / usual
-        can_tell = ready & ~np.isnan(change).any(axis=1)
-        changed = can_tell & (change[:, 0] > settings.load_change)
+        is_known = ready & ~np.isnan(change).any(axis=1)
+        changed = is_known & (change[:, 0] > settings.load_change)
         inflicts = changed & (change[:, 1] > settings.gips_change)
         # Second pass: a VM with a baseline that does not inflict is a victim by association.
-        victim = (changed | (can_tell & inflicts.any())) & ~inflicts
-        behaviour = can_tell.astype(np.int64)
+        victim = (changed | (is_known & inflicts.any())) & ~inflicts
+        behaviour = is_known.astype(np.int64)
         behaviour[victim], behaviour[inflicts] = 2, 3
         self._since_s[behaviour != self._behaviour] = tick.at_s
         self._behaviour = behaviour
@@ -131,20 +131,13 @@ class PaperDetector:
         vms = []
         baseline = self._baseline()
         for row in np.flatnonzero(self._ticks >= self._settings.baseline_ticks):
-            key = self._keys[row]
-            means = {
-                name: [float(baseline[row, column]), float(self._known[row, column])]
-                for name, column in INDEX.items()
-                if self._known[row, column] > 0
-            }
+            key, numbers = self._keys[row], zip(SIGNALS, baseline[row].tolist(), self._known[row].tolist(), strict=True)
+            means = {name: [mean, known] for name, mean, known in numbers if known > 0}
             vms.append({"uuid": key.uuid, "epoch": key.epoch, "vcpus": key.vcpus, "means": means})
         return {"format": _FORMAT, "unix_s": now_unix_s, "vms": vms}
 
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
-        """Restore the baselines from `dump` for VMs in the same epoch, unless they are older than a week.
-
-        Raises ValueError, and restores nothing, if `data` is not from `dump`.
-        """
+        """Take back a `dump`, for VMs in the same epoch, unless it is older than a week. ValueError: it is not one."""
         vms, age_s = dumped_vms(data, now_unix_s, _FORMAT)
         if age_s > _MAX_AGE_S:
             return
@@ -188,15 +181,10 @@ class _Reasons:
         reason = _reason(behaviour, self.now[row], self.usual[row], settings, ticks)
         if self.estimate[row] and not active:
             reason += _STILL_ESTIMATED
-        return Verdict(
-            behaviour=behaviour,
-            reason=reason,
-            evidence=_evidence(self.now[row], self.usual[row], factors) if active else (),
-            since_ns=round(float(self.since_s[row]) * 1e9),
-            culprits=self._culprits if behaviour == "victim" else (),
-            baseline_ticks=ticks,
-            baseline_ready=bool(self.ready[row]),
-        )
+        evidence = _evidence(self.now[row], self.usual[row], factors) if active else ()
+        culprits = self._culprits if behaviour == "victim" else ()
+        since_ns, is_ready = round(float(self.since_s[row]) * 1e9), bool(self.ready[row])
+        return Verdict(behaviour, reason, since_ns, evidence, culprits, ticks, is_ready)
 
     @cached_property
     def _culprits(self) -> tuple[str, ...]:

@@ -15,35 +15,28 @@ from agent.analysis.signals import INDEX, Floats, Tick
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One sign of suffering. `kind`: symptoms of one kind have one cause and are weighed together.
-
-    `prior_std`, `floor_std`: prior and minimum standard deviation of a short window's mean. `load_std`: how much a
-    doubling of the VM's own load may change the symptom, until that is learnt.
-    """
+    """One sign of suffering."""
 
     name: str
     signal: str
-    kind: str
+    kind: str  # symptoms of one kind have one cause and are weighed together
     words: str
-    prior_std: float
-    floor_std: float
-    load_std: float
+    prior_std: float  # of a short window's mean
+    floor_std: float  # the least
+    load_std: float  # how much a doubling of the VM's own load may change the symptom, until that is learnt
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that a VM can do more of. `hurts`: the kinds of symptoms that it can cause in others.
-
-    `least_ratio`: smaller growth over the baseline does not count, whatever the noise. `unit`: of the signal.
-    """
+    """One thing that a VM can do more of."""
 
     name: str
     signal: str
     words: str
     floor: float
-    hurts: frozenset[str]
-    least_ratio: float
-    unit: str
+    hurts: frozenset[str]  # the kinds of symptoms that it can cause in others
+    least_ratio: float  # smaller growth over the baseline does not count, whatever the noise
+    unit: str  # of the signal
 
 
 SYMPTOMS: tuple[Symptom, ...] = (
@@ -81,9 +74,8 @@ _QUIET_BYTES_PER_S = 20_000.0  # below, bytes do not follow requests
 _GIPS, _CPU_CORES = INDEX["gips"], INDEX["cpu_usage_cores"]
 _ACT_COLUMNS = [INDEX[act.signal] for act in ACTS]
 _ACT_FLOORS = np.array([act.floor for act in ACTS])
-_RAW = {"cpu_pressure", "io_pressure", "memory_pressure"}
 _MAX_STALLS = 0.98
-_RAW_PLACES = [place for place, symptom in enumerate(SYMPTOMS) if symptom.name in _RAW]
+_RAW_PLACES = [place for place, symptom in enumerate(SYMPTOMS) if symptom.name.endswith("_pressure")]
 _RAW_COLUMNS = [INDEX[SYMPTOMS[place].signal] for place in _RAW_PLACES]
 _CLOCKED = 3  # the first three symptoms are measured in cycles
 _PLACE = {name: place for place, name in enumerate(COLUMNS)}
@@ -122,8 +114,8 @@ def clock_effect(clock: Floats, memory_stalls: Floats) -> Floats:
     """Return what a change of the clock explains of the symptoms: shape (VMs, SYMPTOMS).
 
     A wait for memory takes the same nanoseconds at any clock, so with the share s of cycles stalled on memory log CPI
-    grows by s * d(log clock), and so does -log(1 - s). Where s is not known, a faster clock may explain as much as its
-    change. `clock`: change of its logarithm; `memory_stalls`: baseline of "log_memory_stalls"; NaN where not known.
+    grows by s * d(log clock), and so does -log(1 - s). If s is not known, a faster clock may explain as much as its
+    change. `clock`: change of its logarithm; `memory_stalls`: baseline of "log_memory_stalls"; NaN: not known.
     """
     change = np.where(np.isnan(clock), 0.0, clock)
     known = ~np.isnan(memory_stalls)

@@ -1,13 +1,13 @@
-"""How many requests a VM serves at once, learnt from how many of its vCPU threads run at one instant.
+"""How many requests a VM serves at a time, learnt from how many of its vCPU threads run at one instant.
 
 A queue's delay follows the idle share of its workers, and a VM with fewer workers than vCPUs seems half idle when they
-are full. No average over a second shows how many there are; samples at single instants do, as w workers never keep more
-than w threads busy, and keep all w busy the more often the fewer they are.
+are full. No average over a second shows their number; samples at single instants do, as w workers never keep more than
+w threads busy, and keep all w busy the more often the fewer they are.
 
 The rule (docs/studies/cloud-white.md): of the numbers 1 to V (vCPUs) of workers of an M/M/w queue at the offered load
 a = guest time of all vCPUs at the baseline, the one whose posterior is at least `MIN_POSTERIOR`, from at least
-`MIN_SAMPLES` samples; else it is not known. Something else (guest kernel, interrupts, KVM's polling) runs one thread
-more, up to V, in an unknown share of the samples, one of `BESIDE`.
+`MIN_SAMPLES` samples; else it is not known. Guest kernel, interrupts or KVM's polling run one thread more, up to V, in
+an unknown share of the samples, one of `BESIDE`.
 """
 
 from collections.abc import Sequence
@@ -32,22 +32,18 @@ _TOGETHER = 32
 
 
 class LearntWorkers(NamedTuple):
-    """What was learnt of a host's VMs, each of shape (VMs,).
+    """What was learnt of a host's VMs, each of shape (VMs,)."""
 
-    `workers`: how many requests each serves at once; 0: not known. `posterior`: of the likeliest number, NaN before
-    there are enough samples. `samples`: how many samples, aged; NaN: not judged yet, or given by the operator.
-    """
-
-    workers: NDArray[np.int64]
-    posterior: Floats
-    samples: Floats
+    workers: NDArray[np.int64]  # how many requests each serves at a time; 0: not known
+    posterior: Floats  # of the likeliest number, NaN before there are enough samples
+    samples: Floats  # how many samples, aged; NaN: not judged yet, or given by the operator
 
 
 def running_shares(offered: Floats, vcpus: int) -> Floats:
     """Return in what share of the samples k workers are busy: the stationary distribution of M/M/w queues.
 
     `offered`: shape (n,), loads a in workers. Returns shape (n, V, V + 1): by load, w - 1 and k = 0..V (vCPUs); at k =
-    w the whole tail. 0 where a >= w: no such queue lasts.
+    w the whole tail. 0 if a >= w: no such queue lasts.
     """
     # More than all of them is as impossible as all of them.
     a = np.clip(offered, _MIN_LOAD, vcpus)[:, None]
@@ -66,7 +62,7 @@ def running_shares(offered: Floats, vcpus: int) -> Floats:
 
 
 def posteriors(samples: Floats, offered: Floats) -> Floats:
-    """Return how likely 1..V workers are, shape (n, V), with a flat prior; all 0 where none is possible.
+    """Return how likely 1..V workers are, shape (n, V), with a flat prior; all 0 if none is possible.
 
     `samples`: shape (n, V + 1): in how many samples k threads ran, aged. `offered`: shape (n,), loads in workers; NaN:
     not known.
@@ -101,7 +97,7 @@ class WorkersRule:
         self._group: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def match(self, source: NDArray[np.int64], keys: Sequence[VmKey]) -> None:
-        """Take other VMs: `source` has the old row of each, -1 where it is new."""
+        """Take other VMs: `source` has the old row of each, -1 if it is new."""
         defaults = (0, np.nan, np.nan)
         self.found = LearntWorkers(*(taken(a, source, d) for a, d in zip(self.found, defaults, strict=True)))
         self._vcpus = np.array([key.vcpus for key in keys], np.int64)

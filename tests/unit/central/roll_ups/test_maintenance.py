@@ -151,7 +151,7 @@ def test_what_a_merge_had_to_leave_is_no_crowd_again(lake, clock, monkeypatch):
     monkeypatch.setattr(care, "_CROWD", 8)
     once = LakeMaintenance(LakeSection(), lake, SlotStore(lake, SLOT_NS), clock_unix_ns=clock)
     assert once.is_crowded()
-    monkeypatch.setattr(care, "compact_day", lambda *_arguments, **_named: Compacted())
+    monkeypatch.setattr(care.compaction, "compact_day", lambda *_arguments, **_named: Compacted())
     once.compact(lambda: None)
     assert not once.is_crowded()
     for number in range(20, 28):
