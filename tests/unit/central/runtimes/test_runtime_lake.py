@@ -138,7 +138,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
     lake = make(tmp_path / "lake")
     (part,) = (tmp_path / "lake" / "slots").rglob("*-slots.parquet")
     pq.write_table(pa.table({"x": [1]}), part)
-    with pytest.raises(LakeError, match="cannot be read"):
+    with pytest.raises(LakeError, match="is damaged: its SHA-256 is"):
         read_lake(lake, slot_s=SLOT_S, days=7, max_rows=1000)
 
 
