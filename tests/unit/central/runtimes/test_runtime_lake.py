@@ -11,10 +11,10 @@ import typer
 from typer.testing import CliRunner
 
 from central.cli import runtime
+from central.lake.errors import LakeError
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, day_of, segment_stem
 from central.roll_ups.store import SlotStore
-from central.runtimes import lake_rows
 from central.runtimes.lake_rows import read_lake
 from central.runtimes.tables import read_features, read_log_runtimes, read_rows
 from whitepanda.common.errors import InputError, UnavailableError
@@ -138,7 +138,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
     lake = make(tmp_path / "lake")
     (part,) = (tmp_path / "lake" / "slots").rglob("*-slots.parquet")
     pq.write_table(pa.table({"x": [1]}), part)
-    with pytest.raises(lake_rows.LakeError, match="cannot be read"):
+    with pytest.raises(LakeError, match="is damaged: its SHA-256 is"):
         read_lake(lake, slot_s=SLOT_S, days=7, max_rows=1000)
 
 
