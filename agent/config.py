@@ -66,7 +66,7 @@ class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scope: Literal["thread", "cgroup"] = "thread"  # per vCPU, or control group: with QEMU's own threads
     events: Literal["all", "basic"] = "all"  # basic: cycles and instructions only
     reserve_counters: Annotated[int, Meta(ge=0, le=16)] = 2  # counters per CPU left to the guests' virtual PMUs
-    min_running_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.2  # windows with less counting are dropped (multiplexed)
+    min_running_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.2  # windows that counted for less are dropped
     opens_per_tick: Annotated[int, Meta(ge=1, le=10_000)] = 64  # new groups per tick: many new VMs cost no spike
 
 
@@ -160,7 +160,8 @@ class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reconnect_max_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 30.0  # longest pause
     max_message_mib: Annotated[int, Meta(ge=1, le=64)] = 4  # central's messages; a larger one ends the stream
     max_jobs: Annotated[int, Meta(ge=1, le=65_536)] = 4096  # jobs with coefficients held, 2 KiB of disk each
-    max_clock_skew_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0  # coefficients further in the future are refused
+    # coefficients made later than this from now are refused
+    max_clock_skew_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
     max_ttl_s: Annotated[float, Meta(ge=60, le=3660 * 86_400)] = 31 * 86400.0  # coefficients are never used longer
 
 
@@ -192,8 +193,10 @@ class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     # of noise_scaled, as the next three: 2 takes half as much noise for a sign
     sensitivity: Annotated[float, Meta(ge=0.25, le=4)] = 1.0
     hysteresis: Annotated[float, Meta(ge=0.1, le=1)] = 0.5  # a state ends below this share of what it began at
-    baseline_quiet_s: Annotated[float, Meta(ge=300, le=86_400)] = 300.0  # time constant; quiet times so old count 1/3
-    baseline_disturbed_s: Annotated[float, Meta(ge=300, le=7 * 86_400)] = 3600.0  # the same while others inflict
+    # time constant: after it, quiet times count a third
+    baseline_quiet_s: Annotated[float, Meta(ge=300, le=86_400)] = 300.0
+    # the same while others inflict, so lasting harm becomes normal
+    baseline_disturbed_s: Annotated[float, Meta(ge=300, le=7 * 86_400)] = 3600.0
     models: tuple[str, ...] = ()  # files of `degradation fit`; the first that can tell counts, ours come last
     event_interval_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0  # time between a VM's events, except new victims
     recent_events: Annotated[int, Meta(ge=1, le=100_000)] = 500  # changes kept in memory for `whitepanda explain`

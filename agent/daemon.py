@@ -24,8 +24,8 @@ from agent.config import AgentConfig, without_real_sources
 from agent.failures import CLOUD_WHITE, Failures
 from agent.host_info import platform_name
 from agent.sampling.pipeline import Pipeline
-from agent.sampling.runner import STOP_WAIT_S, Slots, SourcePlan
 from agent.sampling.scheduler import TickSchedule, first_due_ns
+from agent.sampling.source_threads import STOP_WAIT_S, Slots, SourcePlan
 from agent.sampling.startup import check_required, make_plans, wait_for
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report

@@ -42,11 +42,13 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_host_jobs: Annotated[int, Meta(ge=1, le=100_000)] = 4_000  # messages with more are refused, except importers'
     max_message_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 28)] = 4 << 20  # larger messages end the stream
     max_streams: Annotated[int, Meta(ge=1, le=1_000_000)] = 12_000  # further hosts are refused until others leave
-    unread_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0  # hosts that read no acknowledgement are disconnected
+    # hosts that read no acknowledgement so long are disconnected
+    unread_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
     commit_interval_ms: Annotated[int, Meta(ge=1, le=10_000)] = 20  # group commit: how long the journal gathers batches
     # or 128 MiB of them: nothing is read; at half, agents slow down
     max_pending_batches: Annotated[int, Meta(ge=1, le=1_000_000)] = 24_000
-    max_future_s: Annotated[float, Meta(ge=1, le=10 * 366 * 86_400)] = 3600.0  # windows that start later are refused
+    # windows that start later from now are refused
+    max_future_s: Annotated[float, Meta(ge=1, le=10 * 366 * 86_400)] = 3600.0
     max_past_days: Annotated[float, Meta(ge=1, le=36_500)] = 31.0  # older windows are refused, except importers'
     max_cpi: Annotated[float, Meta(ge=1, le=1e6)] = 100.0  # larger values are refused as absurd
     max_cpu_usage_cores: Annotated[float, Meta(ge=1, le=1e6)] = 4096.0  # larger values are refused as absurd
@@ -113,7 +115,9 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interval_s: Annotated[float, Meta(ge=0.05, le=31 * 86_400)] = 3600.0  # between builds, if there are new segments
     slot_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0  # windows are merged into such slots; divides a day
     days: Annotated[int, Meta(ge=1, le=3660)] = 31  # how far back a build looks
-    late_interval_s: Annotated[float, Meta(ge=0, le=31 * 86_400)] = 6 * 3600.0  # longest wait of windows a day late
+    late_interval_s: Annotated[float, Meta(ge=0, le=31 * 86_400)] = (
+        6 * 3600.0
+    )  # longest wait of windows that are a day late
     # task slots (3 h of one VM); jobs of fewer are shown, not sent to hosts
     min_samples: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 36
     ttl_s: Annotated[float, Meta(ge=60, le=3660 * 86_400)] = 7 * 86400.0  # how long an agent may use a version

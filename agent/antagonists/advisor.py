@@ -19,7 +19,7 @@ from agent.analysis.verdict import Degradation
 from agent.antagonists.coefficients import CoefficientStore
 from agent.antagonists.reports import Trigger
 from agent.config import ActSection
-from agent.detection.decisions import SuspectView
+from agent.detection.decision_types import SuspectView
 from agent.sampling.vms import Vm
 from collector.base import Reason
 from whitepanda.v1 import host_pb2

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agent.analysis.verdict import Degradation, Verdict
-from agent.antagonists.events import Events
 from agent.antagonists.reports import Trigger, Triggers, TriggerVictim
+from agent.antagonists.vm_events import Events
 from agent.config import AgentConfig
-from agent.detection.decisions import Analysis, HostDecision, SuspectView, VmDecision, VmVerdict, is_running
+from agent.detection.decision_types import Analysis, HostDecision, SuspectView, VmDecision, VmVerdict, is_running
 from agent.sampling.vms import Vm
 from collector.base import Reason
 from whitepanda.common.protocol import or_nan

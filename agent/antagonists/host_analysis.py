@@ -22,7 +22,7 @@ from agent.antagonists.cache_domain import Contention
 from agent.antagonists.coefficients import CoefficientStore
 from agent.antagonists.vm_slots import MIN_COVERAGE, CpiPoint, SlotVm, VmSlot, VmSlots
 from agent.config import AnalysisSection
-from agent.detection.decisions import SuspectView
+from agent.detection.decision_types import SuspectView
 from agent.sampling.windows import CpiWindow
 from collector.base import NumaPlacement, Reason
 

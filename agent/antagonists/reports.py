@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from agent.analysis.advice.recommendations import Recommendation
 from agent.analysis.verdict import Degradation
-from agent.detection.decisions import Analysis, SuspectView
+from agent.detection.decision_types import Analysis, SuspectView
 
 #: Named in one report; how many more there were is a number in it.
 MAX_VICTIMS = 32

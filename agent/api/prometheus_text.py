@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.api.state import Snapshot, VmSnapshot
-from agent.detection.decisions import VERDICTS, is_running
+from agent.detection.decision_types import VERDICTS, is_running
 from agent.sampling.changes import Reading
 from agent.sampling.metric_table import METRICS, TRAFFIC_METRICS, VM_METRICS
 from agent.sampling.metric_table import Metric as Row

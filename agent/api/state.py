@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.antagonists.decide_victims import Decisions
     from agent.antagonists.host_analysis import CpiVerdict, HostAnalysis
     from agent.detection.cloud_white import CloudWhite
-    from agent.detection.decisions import VmDecision
+    from agent.detection.decision_types import VmDecision
     from whitepanda.common.tls import OwnCertificate
 
 

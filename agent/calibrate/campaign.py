@@ -17,7 +17,7 @@ from agent.calibrate.sampling import Sampler
 from agent.calibrate.stressors import Stressors
 from agent.clock import SystemClock
 from agent.config import AgentConfig
-from agent.sampling.runner import SourceView
+from agent.sampling.source_threads import SourceView
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 
 _PHASES = ("quiet", "stress", "after")

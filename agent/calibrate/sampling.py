@@ -13,8 +13,8 @@ from agent.config import AgentConfig
 from agent.recording.record import troubles_of
 from agent.sampling.metric_table import HostRates, VmRates
 from agent.sampling.pipeline import Pipeline
-from agent.sampling.runner import STOP_WAIT_S, Slots, SourceView
 from agent.sampling.scheduler import TickSchedule, first_due_ns
+from agent.sampling.source_threads import STOP_WAIT_S, Slots, SourceView
 from agent.sampling.startup import check_required, make_plans, wait_for
 from agent.sampling.vms import Vm
 from collector.base import Reason

@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from agent.sampling.runner import SourceView
+from agent.sampling.source_threads import SourceView
 from whitepanda.common.cli import console, errors
 
 #: Both name the agent's socket: `agent.api.client.find_socket`.

@@ -16,7 +16,7 @@ from agent.analysis.detectors.workers import LearntWorkers
 from agent.analysis.signals import HOST, METRICS, SIGNALS, Tick, Values, VmKey, load_factors, matrix, set_idle
 from agent.analysis.verdict import Behaviour, Degradation, Verdict
 from agent.config import CloudWhiteSection
-from agent.detection.decisions import Reasoning, SignalView
+from agent.detection.decision_types import Reasoning, SignalView
 from agent.detection.degradation_models import HostModels
 from agent.sampling.metric_table import HostRates, VmRates
 from agent.sampling.vms import Vm

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from agent.detection.decisions import is_running
+from agent.detection.decision_types import is_running
 from agent.display import render
 from whitepanda.v1 import agent_pb2, host_pb2
 

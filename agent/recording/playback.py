@@ -17,7 +17,7 @@ from agent.clock import SystemClock
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
 from agent.recording.format import Header, Reader, RecordedTick
 from agent.sampling.pipeline import Inputs, Pipeline
-from agent.sampling.runner import Slots
+from agent.sampling.source_threads import Slots
 from agent.sampling.windows import CpiWindow
 from whitepanda.common.errors import InputError
 

@@ -15,8 +15,8 @@ from agent.clock import SystemClock
 from agent.config import AgentConfig
 from agent.recording.format import RecordedTick, Recorder
 from agent.sampling.pipeline import Inputs, take
-from agent.sampling.runner import STOP_WAIT_S, Slots, SourceView
 from agent.sampling.scheduler import TickSchedule, first_due_ns
+from agent.sampling.source_threads import STOP_WAIT_S, Slots, SourceView
 from agent.sampling.startup import check_required, make_plans, wait_for
 from collector.base import Reason
 from whitepanda.common.errors import UnavailableError

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.antagonists.decide_victims import Decisions
-from agent.antagonists.events import VmEvent
+from agent.antagonists.vm_events import VmEvent
 from agent.config import AgentConfig, AgentSection, UplinkSection
 from agent.recording.playback import Playback, cloud_white_of, read_errors
 from agent.sampling.windows import CpiWindow

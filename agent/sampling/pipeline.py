@@ -12,7 +12,7 @@ import msgspec
 from agent.config import AgentConfig, Sources
 from agent.sampling.metric_table import HostRates
 from agent.sampling.rates import Limits, derive_host
-from agent.sampling.runner import Slots
+from agent.sampling.source_threads import Slots
 from agent.sampling.vms import JobRules, VmTable
 from agent.sampling.windows import CpiWindow, WindowAccumulator
 from collector.base import HostCounters, Reason, SourceSample

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from agent.clock import Clock
 from agent.config import AgentConfig
 from agent.sampling.pipeline import timely_sources
-from agent.sampling.runner import Slot, SourcePlan
+from agent.sampling.source_threads import Slot, SourcePlan
 from collector.base import Reason, SourceError
 from collector.registry import SOURCES, build_sources, make_inventory
 from whitepanda.common.errors import UnavailableError

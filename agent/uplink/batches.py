@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from agent.antagonists.events import VmEvent
 from agent.antagonists.reports import Trigger
+from agent.antagonists.vm_events import VmEvent
 from agent.sampling.windows import CpiWindow
 from agent.uplink.messages import event_message, trigger_message
 from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan

@@ -5,8 +5,8 @@ from typing import Any
 
 from agent.analysis.advice.recommendations import Recommendation
 from agent.analysis.verdict import Evidence
-from agent.antagonists.events import VmEvent
 from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger
+from agent.antagonists.vm_events import VmEvent
 from whitepanda.common.messages import message_of
 from whitepanda.v1 import agent_pb2
 

@@ -17,7 +17,7 @@ from central.cli._outputs import JsonOption, check_lake, report, say
 from central.lake import duckdb_connection
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake
-from central.roll_ups import compaction
+from central.roll_ups import compaction, retention
 from central.roll_ups.store import SlotStore
 from central.verify.checks import DayStats, problems, slot_lengths, state_problems, stats
 from whitepanda.common.cli import errors
@@ -111,7 +111,7 @@ def compact(
         }
         lease.check()
         removed = compaction.remove_superseded(opened, grace_s=grace_s) + slots.remove_unused(grace_s)
-        dropped = compaction.drop_samples(opened, manifests, raw_days=raw_days) if raw_days is not None else 0
+        dropped = retention.drop_samples(opened, manifests, raw_days=raw_days) if raw_days is not None else 0
     changed = {day: done for day, done in days.items() if done.written}
     lines = [f"{day}: {one.sources} segments into {one.written}, {one.rows:,} rows" for day, one in changed.items()]
     lines.append(f"{removed} files that nothing needs any more and {dropped} segments of old days deleted")

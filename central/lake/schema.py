@@ -1,4 +1,7 @@
-"""The columns of the lake's samples: what ingest writes and builds read. One row is one CPI window of one task."""
+"""The columns of the lake's samples: what ingest writes and builds read. One row is one CPI window of one task.
+
+A further column is a row of `whitepanda.common.window_columns` and a field of `CpiBatch` in agent.proto.
+"""
 
 import pyarrow as pa
 

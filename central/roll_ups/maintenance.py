@@ -20,7 +20,7 @@ import msgspec
 from central.config import LakeSection
 from central.lake.errors import DamagedError
 from central.lake.segments import Lake, day_of
-from central.roll_ups import compaction
+from central.roll_ups import compaction, retention
 from central.roll_ups.compaction import GRACE_S, MIN_SOURCES, remove_superseded
 from central.roll_ups.store import SlotManifest, SlotStore
 
@@ -124,10 +124,10 @@ class LakeMaintenance:
             with _noted(damaged):
                 if section.raw_days:
                     raw_days, build_days = section.raw_days, self.build_days
-                    dropped = compaction.drop_samples(lake, manifests, raw_days=raw_days, build_days=build_days)
+                    dropped = retention.drop_samples(lake, manifests, raw_days=raw_days, build_days=build_days)
             check()
             if section.slot_days:
-                slot_days = compaction.drop_slots(lake, self.slots, slot_days=section.slot_days)
+                slot_days = retention.drop_slots(lake, self.slots, slot_days=section.slot_days)
         if damaged:
             raise damaged[0]
         return MaintenanceDone(len(merged), sum(merged), removed, dropped, slot_days)

@@ -15,8 +15,8 @@ from typing import TypeVar
 import msgspec
 
 from central.coefficients.versions import Manifest, VersionStore
+from central.lake.deletion_notes import deleted_through
 from central.lake.errors import LakeError
-from central.lake.retention import deleted_through
 from central.lake.segments import Lake, Segment
 from central.roll_ups.store import RolledSegment, SlotManifest, SlotStore
 

@@ -1,8 +1,8 @@
 """The connection to libvirt: read-only, with keep-alive and life-cycle events, replaced when it broke.
 
 libvirt may block indefinitely (a stopped daemon, a lock held by a migration). Keep-alive messages, answered by the
-daemon and watched by libvirt's event loop in a thread of its own, free a call to a silent daemon after 4 s and also
-reveal its silence between calls.
+daemon and watched by libvirt's event loop in another thread, free a call to a silent daemon after 4 s and also reveal
+its silence between calls. A source that hangs anyway holds up no tick (`agent.sampling.source_threads`).
 """
 
 import contextlib

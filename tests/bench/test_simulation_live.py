@@ -10,7 +10,7 @@ import pytest
 from agent.analysis.signals import SIGNALS, signals_of
 from agent.config import AgentConfig, AgentSection
 from agent.sampling.pipeline import Inputs, Pipeline
-from agent.sampling.runner import Slots
+from agent.sampling.source_threads import Slots
 from bench.cloud_white.scenarios import single
 from bench.cloud_white.simulation import Study, simulate
 from collector.base import Reason

@@ -17,7 +17,7 @@ from agent.config import AgentConfig, AgentSection, CloudWhiteSection, JobRule, 
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
 from agent.sampling.pipeline import Inputs, Pipeline
-from agent.sampling.runner import Slots
+from agent.sampling.source_threads import Slots
 from agent.uplink.client import Uplink
 from agent.uplink.disk_queue import Spool
 from agent.uplink.messages import event_message

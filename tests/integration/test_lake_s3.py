@@ -28,7 +28,8 @@ from central.lake.schema import SAMPLES
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.placement.live import LiveFleet
-from central.roll_ups.compaction import compact_day, drop_samples, remove_superseded
+from central.roll_ups.compaction import compact_day, remove_superseded
+from central.roll_ups.retention import drop_samples
 from central.roll_ups.store import SlotStore
 from central.verify.checks import problems, stats
 from tests.support.losing_proxy import losing_proxy

@@ -17,7 +17,7 @@ import pytest
 
 from agent.config import AgentConfig, AgentSection, UplinkSection
 from agent.sampling.pipeline import Inputs, Pipeline
-from agent.sampling.runner import Slots
+from agent.sampling.source_threads import Slots
 from agent.sampling.windows import CpiWindow
 from agent.uplink.client import Uplink
 from agent.uplink.disk_queue import Spool

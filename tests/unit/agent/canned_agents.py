@@ -21,7 +21,7 @@ from agent.antagonists.decide_victims import Decisions  # noqa: E402 - after the
 from agent.antagonists.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
 from agent.api.server import LocalApi  # noqa: E402 - after the path is set
 from agent.config import AgentConfig, AgentSection, AnalysisSection  # noqa: E402 - after the path is set
-from agent.detection.decisions import Reasoning, SignalView  # noqa: E402 - after the path is set
+from agent.detection.decision_types import Reasoning, SignalView  # noqa: E402 - after the path is set
 from agent.sampling.metric_table import VmRates  # noqa: E402 - after the path is set
 from agent.sampling.windows import CpiWindow  # noqa: E402 - after the path is set
 from collector.base import Reason  # noqa: E402 - after the path is set

@@ -29,7 +29,7 @@ from agent.config import (
 from agent.daemon import Daemon
 from agent.detection.cloud_white import CloudWhite
 from agent.failures import CLOUD_WHITE, EFFECTS
-from agent.sampling.runner import Slots, SourcePlan
+from agent.sampling.source_threads import Slots, SourcePlan
 from agent.sampling.startup import make_plans
 from agent.uplink.client import _FLUSH_S, Uplink
 from collector.base import Probe, Reason, SourceError, SourceSample

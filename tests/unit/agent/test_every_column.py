@@ -15,7 +15,7 @@ from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
 from agent.recording.replay import RecordedRows
 from agent.sampling.pipeline import Inputs, Pipeline
-from agent.sampling.runner import Slots
+from agent.sampling.source_threads import Slots
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report
 from agent.uplink.disk_queue import Spool

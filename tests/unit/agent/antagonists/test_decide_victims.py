@@ -20,7 +20,7 @@ from agent.api.prometheus_text import render
 from agent.api.state import Snapshot, VmSnapshot
 from agent.cli import vms as vms_command
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
-from agent.detection.decisions import VERDICTS, Reasoning, SuspectView
+from agent.detection.decision_types import VERDICTS, Reasoning, SuspectView
 from agent.display import explanation
 from agent.display.words import host_line
 from agent.top.columns import row_of

@@ -13,7 +13,7 @@ from agent.antagonists.decide_victims import Decisions
 from agent.antagonists.host_analysis import HostAnalysis
 from agent.antagonists.vm_slots import CpiPoint
 from agent.config import AgentConfig, AgentSection, AnalysisSection
-from agent.detection.decisions import SuspectView
+from agent.detection.decision_types import SuspectView
 from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 from whitepanda.v1 import agent_pb2

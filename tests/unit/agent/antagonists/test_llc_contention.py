@@ -9,7 +9,7 @@ import pytest
 from agent.analysis.contention.normalised_cpi import n_cpi
 from agent.config import AgentConfig, AgentSection, AnalysisSection, JobRule
 from agent.daemon import Daemon
-from agent.sampling.runner import SourcePlan
+from agent.sampling.source_threads import SourcePlan
 from collector.base import NumaPlacement, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
 from tests.unit.agent.antagonists.test_host_analysis import CALM, PLATFORM, SCAN, VICTIM, Host, update, window

@@ -8,7 +8,7 @@ import pytest
 from agent.analysis.verdict import Degradation
 from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger, Triggers, TriggerVictim
 from agent.config import AnalysisSection
-from agent.detection.decisions import SuspectView
+from agent.detection.decision_types import SuspectView
 from agent.uplink.batches import encode, pieces
 from agent.uplink.messages import trigger_message
 from collector.base import Reason

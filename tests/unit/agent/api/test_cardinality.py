@@ -13,7 +13,7 @@ from agent.analysis.verdict import Verdict as Suffering
 from agent.antagonists.host_analysis import CpiVerdict
 from agent.api.prometheus_text import render
 from agent.api.state import Snapshot
-from agent.detection.decisions import VERDICTS, SuspectView, VmDecision
+from agent.detection.decision_types import VERDICTS, SuspectView, VmDecision
 from agent.sampling.changes import JoinedVm, Reading
 from agent.sampling.metric_table import METRICS, VmRates
 from collector.base import VM_PARTS, Reason

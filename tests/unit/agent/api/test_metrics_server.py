@@ -31,10 +31,10 @@ from agent.api.prometheus_text import family_name, render
 from agent.api.state import Snapshot, VmSnapshot
 from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
-from agent.detection.decisions import VERDICTS, SuspectView, VmDecision
+from agent.detection.decision_types import VERDICTS, SuspectView, VmDecision
 from agent.display.words import VICTIM, word_of
 from agent.sampling.metric_table import METRICS, TrafficTotals, VmRates
-from agent.sampling.runner import SourcePlan
+from agent.sampling.source_threads import SourcePlan
 from agent.uplink.messages import behaviour_number
 from central.pki import describe, issue, make_ca, renew
 from collector.base import Reason, SourceSample

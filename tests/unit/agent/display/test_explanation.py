@@ -5,7 +5,7 @@ import math
 import pytest
 from rich.console import Console
 
-from agent.detection.decisions import VERDICTS
+from agent.detection.decision_types import VERDICTS
 from agent.display import render
 from agent.display.explanation import Grid, arithmetic, found_here, head, numbers, suspects
 from whitepanda.v1 import agent_pb2, host_pb2

@@ -24,7 +24,7 @@ from agent.doctor.findings import Check
 from agent.doctor.pseudonyms import Pseudonyms
 from agent.recording import record
 from agent.recording.playback import Playback
-from agent.sampling.runner import SourcePlan
+from agent.sampling.source_threads import SourcePlan
 from collector.base import (
     DiskCounters,
     DiskDevice,

@@ -18,7 +18,7 @@ from agent.cli._options import progress_bar
 from agent.cli.record import record
 from agent.recording import record as recording
 from agent.recording.format import Reader, Recorder
-from agent.sampling.runner import SourcePlan
+from agent.sampling.source_threads import SourcePlan
 from collector.base import Probe, Reason, SourceError, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
 from whitepanda.common.errors import InputError, UnavailableError

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from agent.config import AgentConfig, AgentSection
 from agent.daemon import Daemon
 from agent.sampling.pipeline import Pipeline
-from agent.sampling.runner import SourcePlan
 from agent.sampling.scheduler import CLOCK_STEP_NS, ClockSteps
+from agent.sampling.source_threads import SourcePlan
 from collector.base import HostCounters, Reason, SourceSample
 from tests.unit.agent.agent_fakes import UNIX0, FakeClock, FakeSource, S, identity, vm_sample
 from tests.unit.agent.sampling.test_pipeline import HandSlots

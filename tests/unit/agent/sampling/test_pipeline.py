@@ -10,8 +10,8 @@ from agent.api.state import AgentState, Names
 from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
 from agent.sampling.metric_table import METRICS, VM_METRICS, HostRates, TrafficTotals, VmRates
 from agent.sampling.pipeline import Pipeline, timely_sources
-from agent.sampling.runner import Slots
 from agent.sampling.scheduler import TickSchedule
+from agent.sampling.source_threads import Slots
 from agent.sampling.startup import make_plans
 from agent.sampling.windows import CpiWindow
 from collector.base import HostCounters, Reason, SourceSample, Stamp

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from agent.clock import SystemClock
-from agent.sampling.runner import REOPEN_AFTER_NS, Slot, Slots, SourcePlan
+from agent.sampling.source_threads import REOPEN_AFTER_NS, Slot, Slots, SourcePlan
 from collector.base import Probe, Reason, SourceError, SourceSample
 from tests.unit.agent.agent_fakes import FakeClock, FakeSource, S
 
@@ -301,7 +301,7 @@ def test_a_source_that_hangs_for_ever_does_not_keep_the_process_alive():
     script = """
 import time
 from agent.clock import SystemClock
-from agent.sampling.runner import Slots, SourcePlan
+from agent.sampling.source_threads import Slots, SourcePlan
 from tests.unit.agent.agent_fakes import FakeSource
 source = FakeSource("s", lambda: None)
 slots = Slots([SourcePlan("s", "auto", source)], SystemClock())

@@ -11,8 +11,8 @@ from agent.clock import Clock
 from agent.config import AgentConfig, AgentSection
 from agent.sampling.metric_table import TrafficTotals
 from agent.sampling.pipeline import Inputs, Pipeline
-from agent.sampling.runner import Slots
 from agent.sampling.scheduler import TickSchedule
+from agent.sampling.source_threads import Slots
 from collector.base import DiskCounters, InterfaceCounters, ProcessCounters, Reason, VmIdentity, VmSample
 from collector.registry import SOURCES
 from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, identity, threads

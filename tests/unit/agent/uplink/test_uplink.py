@@ -8,7 +8,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from agent.antagonists.events import VmEvent
+from agent.antagonists.vm_events import VmEvent
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
 from agent.uplink import client as uplink_module

@@ -22,8 +22,9 @@ from central.lake.objects import Folder
 from central.lake.segments import DAY_NS, Lake
 from central.roll_ups import maintenance as care
 from central.roll_ups import store as slots
-from central.roll_ups.compaction import Compacted, compact_day, drop_slots
+from central.roll_ups.compaction import Compacted, compact_day
 from central.roll_ups.maintenance import LakeMaintenance, MaintenanceDone
+from central.roll_ups.retention import drop_slots
 from central.roll_ups.store import SlotStore
 from central.verify.checks import problems
 from tests.unit.central.build.test_build_loop import InThread

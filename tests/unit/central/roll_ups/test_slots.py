@@ -19,7 +19,8 @@ from central.lake.objects import Folder
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, segment_stem
 from central.roll_ups import store as slots
-from central.roll_ups.compaction import compact_day, drop_samples, remove_superseded
+from central.roll_ups.compaction import compact_day, remove_superseded
+from central.roll_ups.retention import drop_samples
 from central.roll_ups.store import SLOTS, SlotStore
 
 DAY = date(1970, 1, 2)

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from agent.analysis.verdict import Degradation, Evidence
-from agent.antagonists.events import VmEvent
+from agent.antagonists.vm_events import VmEvent
 from agent.uplink.batches import encode
 from central.journal.tables import Submission
 from central.journal.writer import Journal

@@ -23,7 +23,8 @@ from central.config import BuildSection, LakeSection
 from central.lake import checksums
 from central.lake.errors import DamagedError, NotFiniteError
 from central.lake.segments import Lake, Segment, segment_stem
-from central.roll_ups.compaction import compact_day, drop_samples
+from central.roll_ups.compaction import compact_day
+from central.roll_ups.retention import drop_samples
 from central.roll_ups.store import SlotStore
 from tests.unit.central.build.test_builds import FIRST_DAY, write_day
 from tests.unit.central.roll_ups.test_compaction import DAY, rolled, write

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from central.cli.lake import app
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from central.lake import duckdb_connection
+from central.lake.deletion_notes import deleted_through, note_deletion
 from central.lake.objects import Folder
-from central.lake.retention import deleted_through, note_deletion
 from central.lake.segments import Lake
-from central.roll_ups.compaction import compact_day, drop_samples, drop_slots, remove_superseded
+from central.roll_ups.compaction import compact_day, remove_superseded
+from central.roll_ups.retention import drop_samples, drop_slots
 from central.roll_ups.store import SlotStore
 from central.verify.checks import problems
 from central.verify.losses import losses

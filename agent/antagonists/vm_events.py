@@ -1,4 +1,4 @@
-"""Events: a VM began or ceased to suffer or to inflict, by `decisions`. Nothing here reads a clock."""
+"""Events, for alerts: a VM began or ceased to suffer or to inflict, by `decide_victims`. Nothing here reads a clock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from agent.analysis.verdict import Degradation, Evidence
 from agent.config import CloudWhiteSection
-from agent.detection.decisions import Analysis, VmVerdict
+from agent.detection.decision_types import Analysis, VmVerdict
 from agent.sampling.vms import Vm
 
 if TYPE_CHECKING:
-    from agent.detection.decisions import VmDecision
+    from agent.detection.decision_types import VmDecision
 
 
 _ACTIVE = frozenset({"inflicting", "affected", "victim"})

@@ -1,4 +1,4 @@
-"""Each source in a daemon thread with a slot for its latest sample: the tick reads, kicks, never waits.
+"""Each source in a daemon thread with a slot for its latest sample: a tick never waits for one that hangs.
 
 The sources sample one after the other: in parallel, passing the interpreter's lock was a quarter of the agent's cost.
 """
