@@ -160,7 +160,7 @@ class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reconnect_max_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 30.0  # longest pause
     max_message_mib: Annotated[int, Meta(ge=1, le=64)] = 4  # central's messages; a larger one ends the stream
     max_jobs: Annotated[int, Meta(ge=1, le=65_536)] = 4096  # jobs with coefficients held, 2 KiB of disk each
-    # coefficients made later than this from now are refused
+    # coefficients made more than this in the future are refused
     max_clock_skew_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
     max_ttl_s: Annotated[float, Meta(ge=60, le=3660 * 86_400)] = 31 * 86400.0  # coefficients are never used longer
 

@@ -42,12 +42,12 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_host_jobs: Annotated[int, Meta(ge=1, le=100_000)] = 4_000  # messages with more are refused, except importers'
     max_message_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 28)] = 4 << 20  # larger messages end the stream
     max_streams: Annotated[int, Meta(ge=1, le=1_000_000)] = 12_000  # further hosts are refused until others leave
-    # hosts that read no acknowledgement so long are disconnected
+    # hosts that do not read acknowledgements for this long are disconnected
     unread_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
     commit_interval_ms: Annotated[int, Meta(ge=1, le=10_000)] = 20  # group commit: how long the journal gathers batches
     # or 128 MiB of them: nothing is read; at half, agents slow down
     max_pending_batches: Annotated[int, Meta(ge=1, le=1_000_000)] = 24_000
-    # windows that start later from now are refused
+    # windows that start more than this in the future are refused
     max_future_s: Annotated[float, Meta(ge=1, le=10 * 366 * 86_400)] = 3600.0
     max_past_days: Annotated[float, Meta(ge=1, le=36_500)] = 31.0  # older windows are refused, except importers'
     max_cpi: Annotated[float, Meta(ge=1, le=1e6)] = 100.0  # larger values are refused as absurd
@@ -115,9 +115,8 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interval_s: Annotated[float, Meta(ge=0.05, le=31 * 86_400)] = 3600.0  # between builds, if there are new segments
     slot_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0  # windows are merged into such slots; divides a day
     days: Annotated[int, Meta(ge=1, le=3660)] = 31  # how far back a build looks
-    late_interval_s: Annotated[float, Meta(ge=0, le=31 * 86_400)] = (
-        6 * 3600.0
-    )  # longest wait of windows that are a day late
+    # windows that are more than a day late wait at most this long
+    late_interval_s: Annotated[float, Meta(ge=0, le=31 * 86_400)] = 6 * 3600.0
     # task slots (3 h of one VM); jobs of fewer are shown, not sent to hosts
     min_samples: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 36
     ttl_s: Annotated[float, Meta(ge=60, le=3660 * 86_400)] = 7 * 86400.0  # how long an agent may use a version
