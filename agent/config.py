@@ -155,7 +155,8 @@ class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls: TlsFiles = TlsFiles()
     spool_max_mib: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # oldest batches are dropped beyond this
     batch_rows: Annotated[int, Meta(ge=1, le=10_000)] = 2000  # at most this many windows in a batch
-    in_flight_batches: Annotated[int, Meta(ge=1, le=1000)] = 32  # unacknowledged batches: 4 at first, one more by each
+    # most unacknowledged batches; 4 at first, one more with each acknowledged
+    in_flight_batches: Annotated[int, Meta(ge=1, le=1000)] = 32
     reconnect_min_s: Annotated[float, Meta(ge=0.05, le=3600)] = 0.5  # pause after a lost stream; doubles, with jitter
     reconnect_max_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 30.0  # longest pause
     max_message_mib: Annotated[int, Meta(ge=1, le=64)] = 4  # central's messages; a larger one ends the stream
@@ -183,7 +184,7 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mn_cpi_floor: Annotated[float, Meta(ge=0, le=CERTAIN_MN_CPI)] = 1.0
     history_slots: Annotated[int, Meta(ge=1, le=100_000)] = 2016  # kept for the percentile: a week of 5-minute slots
     least_slow_down: Annotated[float, Meta(ge=1, le=100)] = 1.05  # a victim's slow-down is above this at its low end
-    max_host_suspects: Annotated[int, Meta(ge=0, le=64)] = 8  # number of control groups that are suspects; 0 = none
+    max_host_suspects: Annotated[int, Meta(ge=0, le=64)] = 8  # most control groups, besides VMs, that are suspects too
 
 
 class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

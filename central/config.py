@@ -39,7 +39,8 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits and pace of what agents send."""
 
     max_batch_rows: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000  # larger batches are refused whole
-    max_host_jobs: Annotated[int, Meta(ge=1, le=100_000)] = 4_000  # messages with more are refused, except importers'
+    # messages with more are refused, except importers' batches
+    max_host_jobs: Annotated[int, Meta(ge=1, le=100_000)] = 4_000
     max_message_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 28)] = 4 << 20  # larger messages end the stream
     max_streams: Annotated[int, Meta(ge=1, le=1_000_000)] = 12_000  # further hosts are refused until others leave
     # hosts that do not read acknowledgements for this long are disconnected

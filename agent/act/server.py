@@ -1,7 +1,7 @@
 """The service's process: a unix socket, one request per connection, and the timers that undo actions.
 
 The socket's mode (0660) and its folder's group decide who may ask; the client as the kernel reports it (SO_PEERCRED)
-goes into the audit log. One thread does all work, so two requests together cannot exceed the limits together.
+goes into the audit log. One thread does all work, so two requests at the same time cannot exceed the limits together.
 """
 
 import asyncio

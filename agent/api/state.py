@@ -185,6 +185,7 @@ class AgentState:
 
 
 def _metric(name: str, value: Value, source: str, age_ns: int = 0) -> host_pb2.Metric:
-    reason: Any = int(value) if isinstance(value, Reason) else 0
-    known = math.nan if reason else value
+    is_unknown = isinstance(value, Reason)
+    reason: Any = int(value) if is_unknown else 0
+    known = math.nan if is_unknown else value
     return host_pb2.Metric(name=name, value=known, reason=reason, source=source, age_ns=age_ns)

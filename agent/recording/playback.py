@@ -85,7 +85,10 @@ class Playback(contextlib.AbstractContextManager["Playback"]):
         return self._reader.cut_off
 
     def ticks(self) -> Iterator[tuple[RecordedTick, list[CpiWindow]]]:
-        """Yield each tick and the windows that end at it; `pipeline` is then at that tick. InputError: a wrong line."""
+        """Yield each tick and the windows that end at it; `pipeline` is then at that tick.
+
+        InputError: a wrong line, or the file cannot be read.
+        """
         while True:
             with read_errors(self._file):
                 tick = self._reader.next()

@@ -77,7 +77,7 @@ class Recording:
     async def run(
         self, recorder: Recorder, seconds: float, on_progress: Callable[[float], None] = lambda _seconds: None
     ) -> Recorded:
-        """Record until the end, until SIGINT or SIGTERM, or until the file cannot be written; do not close `recorder`.
+        """Record until the end, until SIGINT or SIGTERM, or until the file cannot be written; `recorder` stays open.
 
         `on_progress` is called each tick with the seconds that have passed. UnavailableError: a required source, or
         every source, is not available. OSError: the file cannot be written, and has no sample.
@@ -87,9 +87,8 @@ class Recording:
         try:
             try:
                 await until_signal(self._run(recorder, seconds, on_progress))
-            except asyncio.CancelledError:
+            except asyncio.CancelledError:  # before it began
                 result.ended_early = True
-                self._write(recorder, take(self._slots, self._clock.mono_ns()))  # what the last tick requested
         except OSError as error:
             if not result.samples:
                 raise
@@ -104,6 +103,13 @@ class Recording:
         return result
 
     async def _run(self, recorder: Recorder, seconds: float, on_progress: Callable[[float], None]) -> None:
+        try:
+            await self._record(recorder, seconds, on_progress)
+        except asyncio.CancelledError:
+            self._result.ended_early = True
+        self._write(recorder, take(self._slots, self._clock.mono_ns()))  # what the last tick requested
+
+    async def _record(self, recorder: Recorder, seconds: float, on_progress: Callable[[float], None]) -> None:
         self._slots.start()
         await wait_for(self._slots, lambda slot: slot.tried, clock=self._clock, timeout_s=_START_WAIT_S)
         check_required(self._slots, _START_WAIT_S)
@@ -130,7 +136,6 @@ class Recording:
             clock=self._clock,
             timeout_s=_LAST_WAIT_S,
         )
-        self._write(recorder, take(self._slots, self._clock.mono_ns()))  # what the last tick requested
 
     def _write(self, recorder: Recorder, inputs: Inputs) -> None:
         sources = {name: why for name, why in inputs.troubles.items() if why is not Reason.SOURCE_OFF}

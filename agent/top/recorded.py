@@ -87,6 +87,8 @@ class RecordedHost:
             try:
                 found = next(self._ticks, None)
             except InputError as error:
+                if isinstance(error.__cause__, OSError):  # the file cannot be read: it would fail forever
+                    raise
                 self.trouble = str(error)
                 self._ticks = self._playback.ticks()  # continues behind the wrong line
                 continue

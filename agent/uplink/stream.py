@@ -1,6 +1,7 @@
 """One stream to central, from Hello to its end: what is sent when, and what central's messages mean."""
 
 import asyncio
+import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine
@@ -176,10 +177,10 @@ class UplinkStream:
                 await self._send_batch(batch)
                 continue
             pause = max(due - now, 0.001) if due > now else self._timing.poll_s
-            try:
-                await asyncio.wait_for(self.wake.wait(), min(pause, self._timing.poll_s, self._heartbeat_s))
-            except TimeoutError:
-                continue
+            # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(pause, self._timing.poll_s, self._heartbeat_s)):
+                    await self.wake.wait()
 
     async def _send(self, message: agent_pb2.AgentMessage) -> None:
         try:

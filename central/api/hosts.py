@@ -74,9 +74,9 @@ def held_back(context: Context) -> list[fleet_pb2.HeldBackHost]:
     ]
 
 
-def silence(context: Context) -> fleet_pb2.DataHealth:
+def silence(context: Context, now_unix_ns: int) -> fleet_pb2.DataHealth:
     """Return the hosts that send nothing, the longest silent first, their counts, and all hosts' batches."""
-    found, now_unix_ns = fleet_pb2.DataHealth(), context.clock_unix_ns()
+    found = fleet_pb2.DataHealth()
     for record in context.journal.hosts.values():
         stream = context.registry.get(record.host)
         latest = stream or record

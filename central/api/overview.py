@@ -70,7 +70,7 @@ async def get_overview(context: Context, request: fleet_pb2.GetOverviewRequest) 
     open_since = history.open_since_unix_ns
     totals = await history.ask(history.store.totals, since_unix_ns=since, open_since_unix_ns=open_since, top=top)
     is_open = mark_open(await history.ask(history.store.open_now, open_since, limit=top), open_since)
-    silent = silence(context)
+    silent = silence(context, now)
     running, is_old = context.recent.known()
     if is_old and (context.refreshing is None or context.refreshing.done()):
         context.refreshing = asyncio.create_task(_refresh(context), name="who runs now")
@@ -99,7 +99,7 @@ async def get_data_health(context: Context, request: fleet_pb2.GetDataHealthRequ
     """What the lake has by day, which hosts send nothing, and which are held back."""
     top = read_top(request.top, 100)
     totals = await context.lake_totals.get()
-    slowed, found = held_back(context), silence(context)
+    slowed, found = held_back(context), silence(context, context.clock_unix_ns())
     del found.silent[top:]
     found.days.extend(totals.days)
     found.last_segment_unix_ns = int(totals.newest_unix_s * _S_NS)

@@ -16,14 +16,13 @@ Answer = TypeVar("Answer")
 
 async def plan(context: Context, request: fleet_pb2.PlanObservationRequest) -> fleet_pb2.ObservationPlan:
     """How many instances of which jobs to observe for a margin, at the least cost."""
-    now_ns = context.clock_unix_ns()
-    return await _run(context, lambda answers: answers.plan_observation(context.lake, request, now_ns))
+    return await _run(context, lambda answers: answers.plan_observation(context.lake, request, context.clock_unix_ns()))
 
 
 async def compare(context: Context, request: fleet_pb2.CompareSidesRequest) -> fleet_pb2.SideComparison:
     """The weighted metric of the jobs that both sides have, and its difference."""
-    now_ns, hosts = context.clock_unix_ns(), context.journal.hosts
-    return await _run(context, lambda answers: answers.compare_sides(context.lake, request, now_ns, hosts))
+    lake, hosts = context.lake, context.journal.hosts
+    return await _run(context, lambda answers: answers.compare_sides(lake, request, context.clock_unix_ns(), hosts))
 
 
 async def _run(context: Context, ask: Callable[[Any], Answer]) -> Answer:

@@ -219,7 +219,7 @@ class _Totals:
         self._rows = 0
 
     def add(self, key: Ints, values: list[Floats]) -> None:
-        """Add rows; only the first `values` of them count."""
+        """Add rows: keys, and columns of values, of which as many as this has count."""
         values = values[: self._values]
         if self._size > _MAX_PLACES:
             self._parts.append((key, values))

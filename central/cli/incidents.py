@@ -67,9 +67,7 @@ def list_(
     with asking(operator.address(central), _DEADLINE_S) as ask:
         found, last = ask_pages(ask, "ListIncidents", request, "incidents", limit)
     more = bool(last.next_page_token)
-    shown = list(_list_shown(found)) if found else ["no open incidents" if open_only else "no incidents"]
-    if more:
-        shown.append(f"the last {len(found)}; there are more, see --limit")
+    shown = _list_shown(found, more=more) if found else ["no open incidents" if open_only else "no incidents"]
     report({"incidents": [to_json(one) for one in found], "more": more}, shown, json=json)
 
 
@@ -90,7 +88,7 @@ def show(
     report(to_json(detail), _detail_shown(detail), json=json)
 
 
-def _list_shown(found: Sequence[fleet_pb2.Incident]) -> Iterator[RenderableType]:
+def _list_shown(found: Sequence[fleet_pb2.Incident], *, more: bool) -> Iterator[RenderableType]:
     titles = (">NO", "HOST", "STATE", "BEGAN (UTC)", ">LASTED", "SLOW-DOWN", "VICTIMS", "SUSPECT", "FOUND BY")
     table = grid(*titles, whole=("NO", "HOST", "STATE", "SLOW-DOWN", "SUSPECT"), **_LAYOUT)
     for one in found:
@@ -109,6 +107,8 @@ def _list_shown(found: Sequence[fleet_pb2.Incident]) -> Iterator[RenderableType]
             _analyses(one.found_by),
         )
     yield from _whole_rows(table)
+    if more:
+        yield f"the last {len(found)}; there are more, see --limit"
 
 
 def _detail_shown(detail: fleet_pb2.IncidentDetail) -> Iterator[RenderableType]:

@@ -214,7 +214,9 @@ def pairs(
         "beside_several": known.of_several,
         "resources": found.resources,
         "penalty": found.penalty,
-        "held_out": asdict(found)["errors"],
+        "held_out": {
+            name: {part: asdict(each) for part, each in parts.items()} for name, parts in found.errors.items()
+        },
         "out": None if out is None else str(out),
         "rows": None if asked is None else len(asked.is_pair),
     }

@@ -62,8 +62,10 @@ class IncidentRecorder:
                 await asyncio.sleep(_RETRY_S)
                 continue
             self._set_failure("")
+            # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._journal.has_triggers.wait(), _PRUNE_INTERVAL_S)
+                async with asyncio.timeout(_PRUNE_INTERVAL_S):
+                    await self._journal.has_triggers.wait()
 
     async def record_some(self) -> int:
         """Move the oldest waiting reports and return how many; raises StoreError if they have to wait."""

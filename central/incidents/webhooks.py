@@ -143,8 +143,10 @@ class Webhooks:
                 await asyncio.sleep(self._timing.last_retry_s)
                 continue
             if pause_s > 0:
+                # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with news.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), pause_s)
+                    async with asyncio.timeout(pause_s):
+                        await news.wait()
 
     async def _turn(self, receiver: _Receiver) -> float:
         """Make new notices and post the next one, if it is due; return how long to wait before the next turn."""

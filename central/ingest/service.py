@@ -108,10 +108,12 @@ class Ingest:
         self._open += is_counted
         try:
             if (refused := await self._refused(context, peer)) is not None:
-                async with asyncio.timeout(_DRAIN_S):
-                    await context.abort(*refused)
-        # The client has not read what was sent, or the connection ended during a write (gRPC would log a traceback).
-        except (TimeoutError, grpc.aio.InternalError):
+                try:
+                    async with asyncio.timeout(_DRAIN_S):
+                        await context.abort(*refused)
+                except TimeoutError:  # the client has not read what was sent before
+                    raise asyncio.CancelledError from None
+        except grpc.aio.InternalError:  # the connection ended during a write; gRPC would log a traceback
             raise asyncio.CancelledError from None
         finally:
             self._peers.leave(peer)

@@ -137,9 +137,10 @@ class RollWorker:
     def write(
         self, journal: Path, roll: Roll, provenance: dict[str, str], suspects: Collection[int] | None = None
     ) -> int:
-        """Do as `write_roll` does, in the process; carefully if there are `suspects`. For any thread, after `start`.
+        """Do as `write_roll` does, in the process. For any thread, after `start`.
 
-        Each single batch of the packs in `suspects`, which may be empty, is tried first.
+        With `suspects`, also with none of them (an empty collection), it is careful: packs are tried first, and each
+        single batch of those that fail or are in `suspects`.
 
         Raises:
             OSError: as `write_roll`, or the process does not run.

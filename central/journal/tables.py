@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field, fields
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,8 @@ class Group:
 _EVENT, _TRIGGER = (", ".join(each.name for each in fields(kind)) for kind in (EventRow, TriggerRow))
 #: The columns of `hosts`, in their order.
 _HOST = [each.name for each in fields(HostRecord) if each.name != "accepted_rows"]
+_known = attrgetter(*_HOST[:-1])
+_MAX = 2**63 - 1  # of a number in SQLite
 #: What a row changes in the row with the same key, by table.
 _UPSERTS = {
     "received": "last = excluded.last",
@@ -177,7 +180,7 @@ def write_group(connection: sqlite3.Connection, group: Group, max_events: int, m
     _insert(connection, "spools", [(*key, day) for key, day in group.last_days.items()])
     _insert(connection, "rejections", [(*key, count) for key, count in group.rejections.items()])
     _insert(connection, "counters", list(group.counters.items()))
-    _insert(connection, "hosts", [_host_values(record) for record in group.hosts.values()])
+    _insert(connection, f"hosts ({', '.join(_HOST)})", [_host_values(record) for record in group.hosts.values()])
     _insert(connection, "seen", [(host, *values) for host, values in group.seen.items()])
 
 
@@ -201,7 +204,8 @@ def _insert(connection: sqlite3.Connection, table: str, rows: list[tuple[Any, ..
     """Insert rows, or change those in `_UPSERTS`, many with one statement: each hands Python's lock round once."""
     if not rows:
         return
-    conflict = f" ON CONFLICT DO UPDATE SET {_UPSERTS[table]}" if table in _UPSERTS else ""
+    change = _UPSERTS.get(table.partition(" ")[0])
+    conflict = f" ON CONFLICT DO UPDATE SET {change}" if change else ""
     one = f"({', '.join('?' * len(rows[0]))})"
     at = 0
     for size in _ROWS_AT_ONCE:
@@ -289,9 +293,9 @@ def set_aside(connection: sqlite3.Connection, pack: int, index: int, why: str) -
 
 
 def _host_values(record: HostRecord) -> tuple[Any, ...]:
-    values = (getattr(record, name) for name in _HOST[:-1])
-    bounded = (max(-(2**63), min(value, 2**63 - 1)) if isinstance(value, int) else value for value in values)
-    return (*bounded, msgspec.json.encode(record.jobs).decode())
+    *known, spooled, dropped, version, offset = _known(record)
+    counts = (min(spooled, _MAX), min(dropped, _MAX), min(version, _MAX))
+    return (*known, *counts, max(-_MAX, min(offset, _MAX)), msgspec.json.encode(record.jobs).decode())
 
 
 def begin_roll(connection: sqlite3.Connection, replica: str, journal_id: str, max_rows: int) -> Roll | None:

@@ -83,7 +83,7 @@ class LakeMaintenance:
         return sum(count for count in small.values() if count >= MIN_SOURCES)
 
     def compact(self, check: Callable[[], None]) -> MaintenanceDone:
-        """Merge the segments of finished days only; as `run`."""
+        """Of `run`, only merge the segments of finished days, if lake.compact is on, and delete superseded ones."""
         return self._run(check, is_all=False)
 
     def run(self, check: Callable[[], None]) -> MaintenanceDone:

@@ -40,7 +40,7 @@ class Checkpoint:
             return []
         try:
             found, of_digest = _read(self.path)
-        except (OSError, KeyError, ValueError, TypeError):
+        except (OSError, KeyError, ValueError, TypeError, RecursionError):
             self._show(f"warning: {self.path}: not a whitepanda checkpoint, left as is; this fit cannot be resumed")
             self.path = None
             return []

@@ -119,7 +119,7 @@ def read_model(path: Path) -> Model:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except KeyError as error:
         problem = f"{error} is missing"
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         # numpy's advice about pickles is not a remedy here.
         problem = "an array in it is not of plain numbers" if "pickle" in str(error) else str(error)
     raise InputError(f"{path}: is not a model of runtimes: {problem}; {_REMEDY}")

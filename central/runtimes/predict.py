@@ -48,10 +48,10 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
             value = math.nan
         if not 0 < value <= _MAX_EPSILON:
             raise InputError(f"--epsilon: must be numbers above 0 and up to 0.5, by commas (value {text})")
-        word = np.format_float_positional(value, trim="-")
-        if word in dict(found):
-            raise InputError(f"--epsilon: {word} is given twice, each only once (value {text})")
-        found.append((word, value))
+        found.append((np.format_float_positional(value, trim="-"), value))
+    words = [word for word, _ in found]
+    if twice := next((word for word in words if words.count(word) > 1), ""):
+        raise InputError(f"--epsilon: {twice} is given twice, each only once (value {text})")
     return tuple(found)
 
 

@@ -71,7 +71,8 @@ def fit_trace(
 
     `traces` are Google cluster trace v3 usage rows, see `collector.traces.google`. Only days before `until_day` count;
     the trace's first is 0. Slots begin at multiples of `slot_s` on the trace's own clock. Raises InputError if a trace
-    or `out` cannot be used, or there is nothing to fit, and UnavailableError as `slot_file`.
+    or `out` cannot be used, or there is nothing to fit, and UnavailableError as `slot_file`, or if `out` cannot be
+    written.
     """
     began = time.monotonic()
     if not _MIN_SLOT_S <= slot_s <= _MAX_SLOT_S:

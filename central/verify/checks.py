@@ -233,15 +233,21 @@ def _slot_day_problems(
     lake: Lake, slots: SlotStore, day: date, manifest: SlotManifest | None, *, is_quick: bool
 ) -> list[str]:
     """Return the problems of a day's slots. If a new manifest has come meanwhile, that one is checked."""
+    checked, unread = manifest, list[str]()
 
     def check(one: SlotManifest | None) -> list[str]:
-        # None: the day was deleted.
+        nonlocal checked
+        checked = one  # None: the day was deleted
         return [] if one is None else list(_manifest_problems(lake, None if is_quick else slots, day, one))
 
-    try:
-        return still_wrong(manifest, partial(read_again, partial(slots.manifest, day)), check)
-    except (LakeError, OSError) as error:
-        return [*check(manifest), str(error)]
+    def read() -> SlotManifest | None:
+        try:
+            return read_again(partial(slots.manifest, day))
+        except (LakeError, OSError) as error:
+            unread.append(str(error))
+            return checked  # as if unchanged: the problems of the last one stay
+
+    return [*still_wrong(manifest, read, check), *unread]
 
 
 def _manifest_problems(lake: Lake, digests: SlotStore | None, day: date, manifest: SlotManifest) -> Iterator[str]:

@@ -184,7 +184,10 @@ def document() -> dict[str, Any]:
             "properties": {
                 "error": {"type": "string", "description": "One line: what, and what to do"},
                 "field": {"type": "string", "description": "The parameter that it is about, if it is about one"},
-                "problem": {"type": "string", "description": "The line without its name, if it begins with it"},
+                "problem": {
+                    "type": "string",
+                    "description": "`error` without the parameter's name, if it begins with it",
+                },
             },
         }
     }

@@ -95,8 +95,9 @@ def parse_numa_stat_v1(text: bytes) -> dict[int, int]:
 
 
 def parse_numa_maps(text: bytes) -> dict[int, int]:
-    """Return resident memory in bytes by node from /proc/PID/numa_maps. Raises ValueError if no line has a node."""
-    return _sum_nodes((line, int(page[1]) * 1024) for line in text.splitlines() if (page := _PAGE_KB.search(line)))
+    """Return resident memory in bytes by node from /proc/PID/numa_maps. ValueError: no line has a page size."""
+    sized = [(line, int(page[1]) * 1024) for line in text.splitlines() if (page := _PAGE_KB.search(line))]
+    return _sum_nodes(sized) if not sized or any(_NODE.search(line) for line, _ in sized) else {}
 
 
 def read_whole(path: str) -> bytes:

@@ -66,7 +66,7 @@ class OvsSource:
     """The Open vSwitch source (`collector.base.Source`). Not safe for use by several threads together.
 
     Receive is what the guest receives, which is what the bridge transmits. Interfaces are named by libvirt's target
-    device, or by the port without one.
+    device, or by the port if there is none.
 
     OVSDB is at `database`, such as "unix:/run/openvswitch/db.sock"; the bridges' management sockets are
     `run_dir`/BRIDGE.mgmt. `probe` waits `deadline_s` for answers; a sampling waits half as long.

@@ -2,7 +2,8 @@
 
 A file has a `title`, the `format` of its encodings (a key of `encoding.LAYOUTS`), the `source` of its facts, its CPUs
 (`[[cpu]]`: vendor, family, ranges of models; what is left out matches all), a core's `[counters]`, and for each event
-either `[events.NAME]` (fields, `source`, and any `alias` in the kernel's table) or a reason in `[missing]`.
+but cycles and instructions either `[events.NAME]` (fields, `source`, and any `alias` in the kernel's table) or a reason
+in `[missing]`.
 """
 
 import tomllib
@@ -70,14 +71,17 @@ def load_microarchs() -> Mapping[str, Microarch]:
 
 
 def parse_microarch(data: Mapping[str, Any]) -> Microarch:
-    """Return a data file's content. Raises KeyError or TypeError if it is malformed."""
+    """Return a data file's content. Raises KeyError, TypeError or ValueError if it is malformed."""
     counters = data["counters"]
     programmable = counters["programmable"]
     return Microarch(
         title=data["title"],
         layout=LAYOUTS[data["format"]],
         source=data["source"],
-        rules=tuple(CpuRule(**{"vendor": None, "family": None, "models": (), **row}) for row in data["cpu"]),
+        rules=tuple(
+            CpuRule(row.get("vendor"), row.get("family"), tuple((low, high) for low, high in row.get("models", ())))
+            for row in data["cpu"]
+        ),
         programmable=programmable,
         programmable_smt=counters.get("programmable_smt", programmable),
         fixed=frozenset(counters["fixed"]),

@@ -74,8 +74,9 @@ def beside_base(catalog: Catalog, reserved: int, *, watchdog: bool) -> int:
 
 
 def fit_plan(catalog: Catalog, most_beside: int, attempt: Callable[[Sequence[Event]], Trial]) -> Plan:
-    """Make a plan and try it on the CPU, with fewer events per group than `most_beside` until each group runs.
+    """Make a plan and try it on the CPU, with fewer and fewer events per group until each group runs.
 
+    A group has at most `most_beside` events as well as cycles and instructions, see `beside_base`.
     The kernel refuses a group that can never be on as a whole. A group that it takes but never runs needs counters that
     others hold, unless even cycles and instructions wait now. `attempt` opens a group, lets it count for a moment and
     closes it.

@@ -139,10 +139,10 @@ def contend(
     """
     load = np.asarray(load, dtype=np.float64)
     ghz = machine.ghz * np.asarray(frequency, dtype=np.float64)
-    # Cycles per instruction: without misses, added by misses, and of these waiting for memory itself.
-    core = p.core_cpi * core_noise
-    cycles_per_ns = p.l2_per_instruction * p.blocking * ghz
+    core = p.core_cpi * core_noise  # cycles per instruction without misses
+    cycles_per_ns = p.l2_per_instruction * p.blocking * ghz  # per instruction and nanosecond of a miss
     held, cpi, usage, miss, granted = _settle(machine, p, load, core, cycles_per_ns, ghz)
+    # Cycles per instruction: added by misses, and of these waiting for memory itself.
     waiting = cpi - core
     for_memory = waiting - cycles_per_ns * (1 - miss) * machine.llc_ns
     cycles = usage * ghz * 1e9

@@ -105,7 +105,7 @@ class Vm:
         self.cpi = spec.cpi
         self.cpu_slowdown = 1.0  # demand / usage
         self.llc_mib = 0.0  # what it holds of the last-level cache
-        # Only of a VM with a profile, whose multiplier, slow-down and cache above stay as they are.
+        # Only of a VM with a profile, whose uncontended CPI, multiplier, slow-down and cache above stay as they are.
         self.step: VmStep | None = None
         self.truth: dict[str, Any] = {}  # if truth is wanted
 

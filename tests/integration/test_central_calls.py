@@ -160,7 +160,7 @@ async def test_a_watch_that_reads_nothing_ends(monkeypatch) -> None:
     monkeypatch.setattr(grpc_services, "_IDLE_S", 0.01)
     unread = SimpleNamespace(write=lambda _raw: asyncio.Event().wait())
     with pytest.raises(asyncio.CancelledError):
-        await grpc_services._Written(unread).write(health_pb2.HealthCheckResponse())
+        await grpc_services._write(unread, health_pb2.HealthCheckResponse())
 
 
 async def test_a_reflection_stream_that_breaks_off_is_no_error(make, caplog) -> None:
@@ -179,7 +179,7 @@ async def test_a_reflection_stream_that_breaks_off_is_no_error(make, caplog) -> 
         sending.cancel()
         await asyncio.wait((sending,))
         await channel.close()
-        await until(lambda: len(central.door.peers) == 0)
+        await until(lambda: not central.door.peers._peers)
     assert caplog.records == []
 
 

@@ -441,6 +441,7 @@ def header(arrays, **changes):
         (lambda a: a.update(header=a["header"][:-3]), "is not a model of runtimes"),
         (lambda a: a.update(header=np.array([{}], dtype=object)), "an array in it is not of plain numbers"),
         (lambda a: a.update(header=np.frombuffer(b"[1]", dtype=np.uint8)), "its header is not a JSON object"),
+        (lambda a: a.update(header=np.frombuffer(b"[" * 200_000, dtype=np.uint8)), "recursion"),
     ],
 )  # fmt: skip
 def test_a_broken_model_file_is_refused_in_one_line(change, said, model, tmp_path):

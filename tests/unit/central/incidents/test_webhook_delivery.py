@@ -301,3 +301,22 @@ async def test_a_lease_outlasts_a_post_and_a_database_that_answers_late(store, r
     assert other._look(other._receivers[0]) is not None
     for found in (one, other):
         await found._receivers[0].sender.close()
+
+
+async def test_it_ends_also_if_news_come_with_the_cancellation(store, receiver, monkeypatch):
+    """Else central would not end: its journal and history would stay open."""
+    found, turns = webhooks(store, receiver), asyncio.Event()
+
+    async def turn(_receiver) -> float:
+        turns.set()
+        return 60.0
+
+    monkeypatch.setattr(found, "_turn", turn)
+    task = asyncio.create_task(found.run())
+    await turns.wait()
+    await asyncio.sleep(0)  # it waits for news now
+    found.wake()
+    task.cancel()
+    async with asyncio.timeout(20):
+        await asyncio.wait((task,))
+    assert task.cancelled()
