@@ -147,13 +147,13 @@ class Central:
             return
         if namesakes := [each for each in found if replica_of(each) == name]:
             message = (
-                "another central writes into this lake under the name of this one; set a central.replica of its own "
-                "for each (if it was this one with a journal that is gone, nothing is to be done)"
+                "another central writes into this lake under the same name; set a unique central.replica for each "
+                "(ignore this if this central has lost its journal)"
             )
             self._log.warning(message, replica=name, journal=own, others=namesakes, lake=self.lake.name)
         others = sorted({replica_of(each) for each in found} - {name})
         if others and not self.config.incidents.url:
-            message = "other replicas write into this lake, and each has its own incidents; set incidents.url alike"
+            message = "other replicas write into this lake, and each has its own incidents; share one incidents.url"
             self._log.warning(message, replicas=others)
 
     async def stop(self) -> None:

@@ -62,7 +62,7 @@ class Journal:
             raise
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the lock."""
         self._lock.close()
 
     @property
@@ -106,7 +106,7 @@ def _read(path: Path) -> _Kept:
     except OSError as error:
         raise UnavailableError(f"{path}: cannot read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        remedy = "see in audit.jsonl what is to be undone, then remove it"
+        remedy = "find in audit.jsonl what to undo, then remove this file"
         raise UnavailableError(f"{path}: damaged: {error}; {remedy}") from error
     if kept.format != _FORMAT:
         known = f"this version knows {_FORMAT}: run the one that wrote it"

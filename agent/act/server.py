@@ -39,17 +39,17 @@ _MAX_REQUEST_BYTES = 64 << 10
 _REQUEST_S = 5.0
 _TICK_S = 0.5
 _BACKLOG = 16
-# How long undoing is retried at the end: longer than an interrupted virsh may take to take effect.
+# How long undoing is retried at shutdown: longer than an interrupted virsh may need.
 _STOP_S = 45.0
 _STOP_PAUSE_S = 1.0
-# How long a VM that has just started is waited for: all processes are listed every 2 s.
+# How long to wait for a VM that has just started: processes are listed every 2 s.
 _FIND_S, _FIND_PAUSE_S = 4.0, 0.1
 
 _T = TypeVar("_T")
 
 
 def run(config: AgentConfig) -> None:
-    """Run the service until SIGTERM or SIGINT; all that is in force is undone at the end.
+    """Run the service until SIGTERM or SIGINT, then undo all active limits.
 
     WhitepandaError: it cannot start, or limits are left in force at its end.
     """
@@ -87,7 +87,7 @@ def make_actor(config: AgentConfig, journal: Journal) -> Actor:
 
 
 def _vms(inventory: Inventory, wanted: str) -> Sequence[VmIdentity]:
-    """Return the VMs of this host, once the wanted UUID or name is among them or a moment has passed.
+    """Return this host's VMs, once the wanted one is among them or `_FIND_S` has passed.
 
     QEMUs without libvirt are found by listing all processes, which a request starts and another thread does.
     """
@@ -96,7 +96,7 @@ def _vms(inventory: Inventory, wanted: str) -> Sequence[VmIdentity]:
         try:
             vms = inventory.vms()
         except SourceError as error:
-            raise ActError(f"which VMs run is not known: {error}") from error
+            raise ActError(f"cannot list the VMs: {error}") from error
         is_found = not wanted or any(wanted in {vm.uuid, vm.name} for vm in vms)
         if is_found or not inventory.finders or time.monotonic() >= end:
             return vms
@@ -119,7 +119,7 @@ class Server:
         self._stop.set()
 
     async def run(self) -> None:
-        """Undo what was left, answer and undo until `stop` or a signal; then undo the rest.
+        """Undo leftovers, serve until `stop` or a signal, then undo the rest.
 
         UnavailableError: the socket cannot be made. ActError: limits are left in force at the end.
         """
@@ -161,7 +161,7 @@ class Server:
         if left := self._actor.in_force():
             vms = ", ".join(one.record.vm for one in left)
             remedy = "the next start of the service undoes them"
-            raise ActError(f"left in force: {len(left)} limits (VMs {vms}: {left[0].trouble}); {remedy}")
+            raise ActError(f"not undone: {len(left)} limits (VMs {vms}: {left[0].trouble}); {remedy}")
 
     async def _work(self, call: Callable[[], _T]) -> _T:
         """Call it in the one thread. A started call runs to its end, even if its waiter was cancelled."""
@@ -208,7 +208,7 @@ class Server:
             return await self._work(lambda: self._do(request, peer))
         except WhitepandaError as error:
             return Answer(error=str(error), exit_code=error.exit_code)
-        except Exception as error:  # noqa: BLE001 - a defect costs its own request only
+        except Exception as error:  # noqa: BLE001 - a bug fails only its own request
             self._log.error("a request failed", error=repr(error), exc_info=error)
             return Answer(error=f"failed: {error!r}; see the service's log", exit_code=1)
 
@@ -216,7 +216,7 @@ class Server:
         actor = self._actor
         match request:
             case Apply() if self._stop.is_set():
-                why_not = "the service is about to end: what it limits now would be undone immediately"
+                why_not = "the service is stopping and would undo the limit immediately"
                 actor.refused("apply", peer, why_not, request)
                 raise RefusedError(why_not)
             case Apply():

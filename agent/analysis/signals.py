@@ -42,7 +42,7 @@ SUMS: Mapping[str, tuple[str, str]] = {
 METRICS: tuple[str, ...] = (*_OWN, *(part for parts in SUMS.values() for part in parts))
 #: The host's, the same for all its VMs.
 HOST = ("host_cpu_idle_ratio", "host_cpu_iowait_ratio", "host_pressure_io_some_ratio")
-#: What the other VMs do together: the signal, and the own one that is summed. NaN if it is NaN for all.
+#: Sums over the other VMs: the signal, and the own signal that is summed. NaN if all are NaN.
 OTHERS: Mapping[str, str] = {
     f"others_{name}": name
     for name in (
@@ -55,7 +55,7 @@ OTHERS: Mapping[str, str] = {
         "network_bytes_per_s",
     )
 }
-#: Idle share of a VM's vCPUs, 1 - `guest_ratio`: a queue's delay goes with its inverse. If the number of workers is
+#: Idle share of a VM's vCPUs, 1 - `guest_ratio`: queue delay scales with its inverse. If the number of workers is
 #: configured or learnt, their idle share: 1 - `guest_ratio` * vCPUs / workers (`load_factors`).
 IDLE = "vcpu_idle_ratio"
 SIGNALS: tuple[str, ...] = (*_OWN, *SUMS, *HOST, *OTHERS, IDLE)
@@ -67,7 +67,7 @@ Values = Floats  # signals, one column each
 
 
 class VmKey(NamedTuple):
-    """A VM in one epoch, for which alone it is learnt. `workers`: requests it serves at once, as configured."""
+    """A VM in one epoch: what baselines are kept for. `workers`: its parallel requests, as configured."""
 
     uuid: str
     epoch: str
@@ -79,7 +79,7 @@ class Tick(NamedTuple):
     """One tick of one host.
 
     `values`: shape (VMs, SIGNALS), NaN if not known. `at_s`: monotonic. `vcpus_running`: shape (VMs,): how many vCPU
-    threads ran at the tick's instant, NaN if not sampled; None: nowhere.
+    threads ran at the tick's instant, NaN if not sampled, None if none.
     """
 
     at_s: float

@@ -129,7 +129,7 @@ def _refusal(error: grpc.RpcError, path: Path) -> InputError | UnavailableError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnavailableError(f"the agent at {path} did not answer in {_DEADLINE_S:.0f} s; see its log")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return UnavailableError(f"the agent at {path} is of another version and does not know this question")
+        return UnavailableError(f"the agent at {path} runs another version and lacks this request")
     if "http/2" in detail.lower():  # gRPC's words where the answer is something else
         return UnavailableError(
             f"what answers at {path} is not the agent: give the agent's socket with --socket, by default "

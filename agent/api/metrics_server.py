@@ -305,7 +305,7 @@ class MetricsServer:
         _log.info("metrics are served", address=self.address)
 
     async def stop(self) -> None:
-        """Stop listening; may be called twice. Who is being answered is answered, unless the agent ends first."""
+        """Stop listening; may be called twice. Open requests are answered, unless the agent exits first."""
         server, self._server = self._server, None
         if server is not None:
             await asyncio.to_thread(server.shutdown)

@@ -1,6 +1,6 @@
 """The agent's local API: gRPC on a unix socket, read-only. The CLI's source, and any local program's.
 
-Who may ask is a matter of the socket's mode (0660) and of its folder's group: there is no TCP here.
+The socket's mode (0660) and its folder's group decide who may connect. There is no TCP.
 """
 
 import difflib
@@ -46,7 +46,7 @@ class LocalApi:
         """Begin to answer.
 
         Raises:
-            ConfigError: the path cannot be a socket's: too long, or something else is there.
+            ConfigError: the path is too long, or something else is there.
             UnavailableError: another agent answers there, or the folder may not be written.
 
         """
@@ -122,7 +122,7 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
         self, request: host_pb2.ExplainVmRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> host_pb2.VmExplanation:
         vms = [vm.identity for vm in self._state.vms()]
-        # A UUID is taken as it is, also where another VM has it as its name.
+        # A UUID wins, even if another VM has it as its name.
         found = [v for v in vms if v.uuid == request.vm] or [v for v in vms if v.name == request.vm]
         if len(found) > 1:
             detail = several_named(request.vm, [f"{v.uuid} ({v.manager})" for v in found])

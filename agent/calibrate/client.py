@@ -13,7 +13,7 @@ from agent.calibrate.latency import Measured
 from agent.calibrate.stressors import ChildCommand
 from whitepanda.common.errors import InputError, UnavailableError
 
-#: A line counts for the stretch of time that ends nearest to it, at most this far from it.
+#: A line counts for the interval that ends nearest to it, at most this far away.
 _NEAR_NS = 750_000_000
 
 
@@ -30,7 +30,7 @@ class CommandLoad:
 
     Keys: `p95_latency_s`; optional `p50_latency_s`, `p99_latency_s`, `requests_per_s` and `at_s`, the end of the second
     on any clock. The quickest lines give that clock's offset, so that a delayed line still counts for its own second.
-    Without `at_s` a line counts for when it comes. Other lines are ignored.
+    Without `at_s` its arrival time counts. Other lines are ignored.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ class CommandLoad:
     async def run(self) -> None:
         """Run the client and read its lines until cancelled.
 
-        UnavailableError: it cannot be started, or ended by itself. InputError: a line is wrong.
+        UnavailableError: it cannot start, or exits early. InputError: a line is wrong.
         """
         await self._command.start()
         try:

@@ -27,12 +27,12 @@ class Phases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Requests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The built-in client: requests at a given rate, whatever the answers take."""
+    """The built-in client: requests at a given rate, however slow the answers."""
 
     address: str  # host:port of the server in the VM
-    protocol: Literal["http", "line"] = "http"  # line: a line is sent, a line is the answer
+    protocol: Literal["http", "line"] = "http"  # line: one line out, one line back
     send: str = "/"  # the requested path, or the line that is sent
-    # kept open; requests wait for a free one, and that counts
+    # kept open; waiting for a free one counts as latency
     connections: Annotated[int, Meta(ge=1, le=1000)] = 16
     timeout_s: float = 10.0  # an answer that takes longer counts as this long
     arrivals: Literal["poisson", "even"] = "poisson"  # gaps exponentially distributed, or all the same
@@ -54,14 +54,14 @@ class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests: Requests | None = None
     command: Arguments = ()  # runs for a whole run; one JSON object per line: {"p95_latency_s": ...}
     warm_up_s: float = 5.0  # from the load's beginning to the first phase
-    # how many requests the VM serves at once; without it, as the job rules say
+    # requests that the VM serves in parallel; default: from the job rules
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] | None = None
 
 
 class Stressor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that disturbs, started and stopped in one of three ways.
+    """An interfering load, started and stopped in one of three ways.
 
-    `run`: a command that lasts; it is ended (SIGTERM) at the end of the phase, then `stop` runs if given. `start` and
+    `run`: a long-running command, ended (SIGTERM) with the phase; then `stop` runs if given. `start` and
     `stop`: commands that return. `control`, `on` and `off`: lines sent to a TCP port, each answered by "ok ...".
     """
 
@@ -136,7 +136,7 @@ def _problems(plan: Plan) -> Iterator[str]:
         for index, name in enumerate(names):
             yield from _wrong(
                 (not name.strip(), f"{key}[{index}].name must not be empty"),
-                (names.index(name) != index, f"{key}[{index}].name '{name}' is there twice"),
+                (names.index(name) != index, f"{key}[{index}].name '{name}' is not unique"),
             )
     if not plan.scenarios:
         yield "scenarios must have at least one (a scenario without stressors is one without interference)"
@@ -162,11 +162,11 @@ def _served_problems(served: Served) -> Iterator[str]:
     for index, level in enumerate(served.loads):
         key, ratio, rate = f"served.loads[{index}]", level.load_ratio, level.requests_per_s
         if not 0 < ratio <= 1:
-            yield f"{key}.load_ratio must be more than 0, to 1 (value {ratio})"
+            yield f"{key}.load_ratio must be > 0 and <= 1 (value {ratio})"
         if requests is not None and not 0 < rate <= _MAX_REQUESTS_PER_S:
-            yield f"{key}.requests_per_s must be more than 0, to {_MAX_REQUESTS_PER_S} (value {rate:g})"
+            yield f"{key}.requests_per_s must be > 0 and <= {_MAX_REQUESTS_PER_S} (value {rate:g})"
         if requests is not None and level.arguments:
-            yield f"{key}.arguments is for served.command, which is not there"
+            yield f"{key}.arguments is for served.command, which is not set"
 
 
 def _request_problems(requests: Requests) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Sampler:
 
     Disks are read each tick, whatever `config` says, so that each second has its own values. `wanted`: names or UUIDs
     of the campaign's VMs, the served one first. `on_tick` is called with each tick's signals of all running VMs.
-    `workers`: how many requests the served VM serves at once; None: as the job rules say.
+    `workers`: requests that the served VM serves in parallel; None: from the job rules.
     """
 
     def __init__(
@@ -102,18 +102,18 @@ class Sampler:
             if not any(name in (vm.identity.name, vm.identity.uuid) for vm in found.values()):
                 have = ", ".join(sorted(vm.identity.name for vm in self._running())) or "none"
                 raise UnavailableError(
-                    f"VM '{name}' of the plan does not run here; those that run: {have}"
+                    f"VM '{name}' of the plan does not run here; running: {have}"
                     f"{troubles_of(self.sources) if have == 'none' else ''}"
                 )
             if name not in found and len(same := [u for u, vm in found.items() if vm.identity.name == name]) > 1:
-                raise UnavailableError(f"the plan's VM is not clear: {several_named(name, same)} in the plan")
+                raise UnavailableError(f"the plan's VM is ambiguous: {several_named(name, same)} in the plan")
         for uuid, vm in found.items():
             if vm.identity.epoch != self._epochs.get(uuid):
                 raise UnavailableError(f"VM '{vm.identity.name}' was restarted during the campaign")
         others = sorted(vm.identity.name for vm in self._running() if vm.identity.uuid not in found)
         if others and not self._beside_others:
             raise UnavailableError(
-                f"VMs run here that are not in the plan: {', '.join(others)}; they would be disturbed, and would "
+                f"VMs outside the plan run here: {', '.join(others)}; they would be disturbed, and would "
                 "disturb the measurement: stop or move them, or give --beside-others"
             )
 

@@ -15,7 +15,7 @@ from whitepanda.common.cli import console, errors
 
 #: Both name the agent's socket: `agent.api.client.find_socket`.
 #: typer would refuse a socket that may not be read, without our remedy.
-SocketOption = Annotated[Path | None, typer.Option(readable=False, help="Where the agent answers.")]
+SocketOption = Annotated[Path | None, typer.Option(readable=False, help="The agent's socket.")]
 ConfigOption = Annotated[Path | None, typer.Option(help="The agent's configuration, which names the socket.")]
 #: For commands that read the sources themselves.
 SourcesOption = Annotated[Path | None, typer.Option(help="An agent's configuration, for its sources and tick_s.")]

@@ -21,8 +21,7 @@ from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
 app = typer.Typer(
-    help="Limit VMs for a while, by a service of its own that undoes it. The agent changes nothing.",
-    no_args_is_help=True,
+    help="Limit VMs for a while, by a separate service that undoes it. The agent changes nothing.", no_args_is_help=True
 )
 
 SocketOption = Annotated[Path | None, typer.Option(readable=False, help="Where the service answers.")]
@@ -46,7 +45,7 @@ def run(config: Annotated[Path, typer.Option("--config", "-c", help="The agent's
 
 @app.command("list")
 def list_(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonOption = False) -> None:
-    """List the actions that are in force: what, since when and for how long, who asked for it."""
+    """List the active actions: what, since when, for how long, and who asked for it."""
     answer = ask(_find(socket, config), Ask())
     if json:
         print_json({"in_force": msgspec.to_builtins(answer.in_force)})
@@ -77,7 +76,7 @@ def apply(
         float | None, typer.Option(help="limit-bandwidth: of the memory bandwidth, as resctrl counts it.")
     ] = None,
     ways: Annotated[float | None, typer.Option(help="limit-cache: ways of the last-level cache.")] = None,
-    seconds: Annotated[float, typer.Option(help="Then it is undone.")] = 900.0,
+    seconds: Annotated[float, typer.Option(help="How long it lasts.")] = 900.0,
     victim: Annotated[
         str, typer.Option(help="UUID or name of the VM that suffers: if it gets worse, it is undone.")
     ] = "",

@@ -51,7 +51,7 @@ def doctor(
         _table(findings)
     if failed:
         names = ", ".join(check.name for check in failed)
-        raise UnavailableError(f"required and missing: {names}; the agent does not start like this")
+        raise UnavailableError(f"required and missing: {names}; the agent would not start")
 
 
 def _bundle(file: Path, settings: AgentConfig, findings: list[Check], *, anonymise: bool, record_s: float) -> None:

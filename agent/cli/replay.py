@@ -64,7 +64,7 @@ def replay(
         Path | None, typer.Option(help="Recordings: an agent's configuration, for its job rules and windows.")
     ] = None,
     rate: Annotated[float, typer.Option(help="Most rows per second; 0: no limit.", min=0)] = 0.0,
-    patience: Annotated[float, typer.Option(help="Seconds that central may be away.", min=0)] = 60.0,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for central.", min=0)] = 60.0,
     max_cpi: Annotated[float, typer.Option(help="Traces: a larger CPI is absurd and not sent.")] = 100.0,
     priority: Annotated[float, typer.Option(help="Traces: latency-sensitive from this priority on ...")] = 120.0,
     scheduling_class: Annotated[float, typer.Option(help="... and this scheduling class.")] = 2.0,

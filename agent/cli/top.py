@@ -36,10 +36,10 @@ def top(
     """Show the VMs of this host live, each second: who suffers, how much, from whom, and why.
 
     Victims come first; sort, filter, freeze, and Enter explains the selected VM. `?` lists the keys and what the
-    columns mean. A recording can be paused, wound, and played faster. Programs take `whitepanda vms --json`.
+    columns mean. A recording can be paused, rewound and sped up. Programs use `whitepanda vms --json`.
     """
     if not _is_terminal() or os.environ.get("TERM", "") in ("", "dumb"):
-        raise UnavailableError("top needs a terminal, and this is not one: take `whitepanda vms --json`")
+        raise UnavailableError("top needs a terminal; use `whitepanda vms --json` instead")
     if replay is not None and socket is not None:
         raise InputError("--socket and --replay: a recording needs no agent; give one of them")
     try:

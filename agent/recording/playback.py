@@ -39,7 +39,7 @@ _SETTINGS = (
 
 @contextlib.contextmanager
 def read_errors(file: Path) -> Iterator[None]:
-    """Raise what is wrong with a file that is read as an InputError."""
+    """Turn errors of reading a file into InputError."""
     try:
         yield
     except OSError as error:

@@ -62,8 +62,8 @@ def fit(
 ) -> None:
     """Fit antagonist coefficients to a trace.
 
-    By how many standard deviations the CPI of the latency-sensitive tasks next to it rises per unit of CPU that a job
-    uses. panda: A_k = sum(u * mnCPI) / sum(u^2) over all tasks of job k. whitepanda: all jobs together, from robust
+    A coefficient: the rise of co-located latency-sensitive tasks' CPI, in standard deviations, per unit of CPU
+    used. panda: A_k = sum(u * mnCPI) / sum(u^2) over all tasks of job k. whitepanda: all jobs together, from robust
     mnCPI, within machine days; see docs/methods.md.
     """
     rule, limits = LatencySensitiveRule(priority, scheduling_class), TraceLimits(max_cpi=max_cpi)

@@ -44,13 +44,13 @@ def fit(
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="COL", help="Seconds in a run; default: at_s, if there.")] = None,
     where: _Where = "",
-    methods: Annotated[str, typer.Option(metavar="NAMES", help="Rivals to choose among (a,b,c); default: all.")] = "",
+    methods: Annotated[str, typer.Option(metavar="NAMES", help="Methods to choose from (a,b,c); default: all.")] = "",
     nominal: Annotated[float, typer.Option(min=0.5, max=0.99, help="Coverage of the intervals.")] = 0.9,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all randomness.")] = 0,
     memory_bound_from: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of stalls on memory of a memory-bound VM.")
     ] = 0.5,
-    min_baseline_rows: Annotated[int, typer.Option(min=0, help="Fewer: baseline too young; 0: from the runs.")] = 0,
+    min_baseline_rows: Annotated[int, typer.Option(min=0, help="Minimum rows of a baseline; 0: automatic.")] = 0,
     calibrate_by: Annotated[
         str, typer.Option(metavar="run|scenario", help="Intervals cover new runs, or new scenarios.")
     ] = "run",

@@ -50,7 +50,7 @@ _DEADLINE_S = 300.0
 _MinInstances = Annotated[int, typer.Option(min=2, help="Leave out jobs with fewer instances.")]
 _MinCoverage = Annotated[float, typer.Option(min=0.0, max=1.0, help="Refuse if jobs have less of the weight.")]
 _Metric = Annotated[str, typer.Option(metavar="COL", help="Column of the metric; default: value, ipc or mips.")]
-_Central = Annotated[str, typer.Option(metavar="HOST:PORT", help="Instead of files: asked of central, of its lake.")]
+_Central = Annotated[str, typer.Option(metavar="HOST:PORT", help="Use central's lake instead of files.")]
 _Top = Annotated[int | None, typer.Option(min=1, help="Only this many of the heaviest jobs.")]
 _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
 

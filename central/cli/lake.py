@@ -86,7 +86,7 @@ def compact(
         typer.Option(help="Also delete samples this many days older than the newest; slots stay.", min=1, max=36_500),
     ] = None,
     min_segments: Annotated[
-        int, typer.Option(help="Merge from this many of a journal and day.", min=2)
+        int, typer.Option(help="Minimum segments per journal and day.", min=2)
     ] = compaction.MIN_SOURCES,
     grace_s: Annotated[
         float, typer.Option(help="Keep merged segments this long for earlier readers.", min=0)

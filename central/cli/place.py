@@ -68,18 +68,18 @@ def place(
     rule: Annotated[str, typer.Option(help="dfactor, graham, first-fit or least-loaded.")] = "dfactor",
     order: Annotated[str, typer.Option(help="Order of VMs that arrive together: given, or largest first.")] = "given",
     top: Annotated[int, typer.Option(min=0, help="Hosts to list per VM; 0: all with room.")] = _TOP,
-    compare: Annotated[bool, typer.Option("--compare", help="Show also what the other rules would come to.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Also show the other rules' results.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: what resources add, by VM or host.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Rank hosts for new VMs by what they would suffer there.
 
     dfactor takes the host with the least p . P (p: the VM's loading vector, P: the sum of those on the host), ties
-    go to the first; that is by how much over 1 its time is stretched, and as much it costs the others there. graham
+    go to the first. This is its dilation above 1, and equally the cost to the others there. graham
     is the list scheduler, by the sum of times alone (tau_s). A row of VMS.csv with a host runs there already. With
     tau_s, VMs arrive at start_s and end.
 
-    The exit status is 1 if a VM found no host with room; the output is whole all the same.
+    The exit status is 1 if a VM found no host with room; the output is complete anyway.
     """
     check_output(plot, "--plot", PICTURES, others={"VMS": vms, "HOSTS": hosts})
     if central or operator.fleet or ((job or loading) and vms is None and hosts is None):
@@ -122,9 +122,9 @@ def place(
 
 def _refuse_for_live(vms: Path | None, hosts: Path | None, options: dict[str, object]) -> None:
     if vms is not None or hosts is not None:
-        raise InputError("--central or --fleet asks for the live fleet; leave VMS.csv and --hosts away")
+        raise InputError("--central or --fleet asks for the live fleet; omit VMS.csv and --hosts")
     if unused := [option for option, value in options.items() if value]:
-        raise InputError(f"{unused[0]}: is for files; the live fleet is as central knows it; leave it away")
+        raise InputError(f"{unused[0]}: is for files, not for the live fleet; omit it")
 
 
 def _check_words(rule: str, order: str, job: str, loading: str) -> None:

@@ -22,7 +22,7 @@ def synth(
     out: Annotated[Path, typer.Option(metavar="TRACE", help="Rows to write: .csv, else Parquet.")],
     truth: Annotated[Path, typer.Option(metavar="TRUTH.json", help="Who the antagonists are, and more.")],
     preset_name: Annotated[str, typer.Option("--preset", help="Named settings that the knobs below change.")] = "paper",
-    seed: Annotated[int | None, typer.Option(help="Makes another trace.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     days: Annotated[int | None, typer.Option(help="Days of 288 slots of 300 s.")] = None,
     machines: Annotated[int | None, typer.Option(help="Machines.")] = None,
     batch_jobs: Annotated[int | None, typer.Option(help="Ordinary batch jobs.")] = None,

@@ -53,7 +53,7 @@ class Refusals:
         if now - when >= _LOG_EVERY_S:
             self._logged[reason] = (now, count)
             self._log.warning(
-                "client refused in the TLS handshake; its own log names it",
+                "client refused in the TLS handshake; see the client's log",
                 reason=reason,
                 refused=count - before,
                 detail=why[:_SHOWN],

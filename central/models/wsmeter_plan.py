@@ -7,15 +7,15 @@ section 4.3:
 
 The paper leaves it to a solver. Here a bound and a search of what the bound leaves open solve it exactly:
 
-* For a multiplier L the sum of cost_k N_k + L (w_k^2 var_k / N_k), less L V, falls apart by job and is smallest where
+* For a multiplier L the sum of cost_k N_k + L (w_k^2 var_k / N_k), less L V, separates by job and is smallest where
   N (N + 1) first reaches L w^2 var / cost. No plan costs less than that minimum. Bisection finds the best multiplier.
 * Moving job k from there to N costs a penalty >= 0, and a plan costs at least the bound plus its penalties. So only
-  those N are open whose penalty is below the distance of the best known plan from the bound: few, of few jobs.
+  N with a penalty below the gap between the best known plan and the bound remain: few N of few jobs.
 * These are searched by dynamic programming over jobs, those with the least penalties first. A state (cost, variance) is
   dropped if another is not worse in either, or if its penalties and the least remaining one reach that distance.
 
-Where the search ends by itself, no plan is cheaper by more than a relative 1e-9. Where it would hold more than
-`max_states` or make too many, the cheapest plan so far is returned with the bound, so that the gap is known.
+If the search completes, no plan is cheaper by more than a relative 1e-9. If it would hold more than
+`max_states`, or create too many, the cheapest plan so far is returned with the bound, so that the gap is known.
 """
 
 import math
@@ -25,7 +25,7 @@ import numpy as np
 
 from central.models.groups import Floats, Ints
 
-#: A sum of variances may exceed the target by this share of it: rounding of an inclusive bound.
+#: Rounding: a sum of variances may exceed the inclusive target by this share.
 _ROUNDING = 1e-12
 #: Costs that differ by less than this share of the whole are taken as equal.
 _EQUAL_COST = 1e-12
@@ -35,7 +35,7 @@ _MAX_STATES = 100_000
 _QUICK_STATES = 1_000
 #: States made in all before a search is given up: about a second.
 _MAX_WORK = 4_000_000
-_MAX_MADE = 1_000_000  # at once
+_MAX_MADE = 1_000_000  # per job
 _BISECTIONS = 200
 _MAX_DECIMALS = 6
 _MAX_WHOLE = 2**31
@@ -53,7 +53,7 @@ class CheapestPlan:
 
     @property
     def gap_ratio(self) -> float:
-        """The largest share of its cost by which the plan may be too dear; 0 if it is optimal."""
+        """The largest share of its cost that the plan may be above the optimum; 0 if optimal."""
         return max(0.0, (self.cost - self.lower_bound) / self.cost)
 
 
@@ -85,7 +85,7 @@ class _Problem:
 def cheapest_plan(
     cost: Floats, spread: Floats, least: Ints, most: Ints, target: float, max_states: int = _MAX_STATES
 ) -> CheapestPlan | None:
-    """Return the cheapest numbers of instances whose variance is at most the target; None if not even all suffice.
+    """Return the cheapest instance counts whose variance is at most the target; None if even all are too few.
 
     Shapes are (jobs,): `cost` of observing one instance, > 0; `spread`, w^2 * its variance, >= 0; `least` instances to
     observe, >= 1; `most`, the existing ones. `target` is inclusive; `max_states` bounds the search, see the module.
@@ -122,7 +122,7 @@ def _multiplier(problem: _Problem) -> tuple[float, Ints]:
 
 
 def _trimmed(problem: _Problem, plan: Ints) -> Ints:
-    """Take instances away, one of each job in turn, the dearest first, while the target stays met."""
+    """Remove instances, one per job in turn, the most expensive first, while the target is met."""
     plan = plan.copy()
     order = np.argsort(-problem.cost, kind="stable")
     variance, is_done = problem.variance(plan), False
@@ -186,7 +186,7 @@ def _search(
             best[k] = instances[cheapest % len(instances)]
             best_cost = base_cost + float(costs[cheapest])
             open_cost = best_cost - bound - enough
-        # A state is a plan by itself, checked above; to become a better one it has to move another job.
+        # The state itself was checked above as a plan; only moving another job can improve it.
         kept = np.flatnonzero(penalties + next_penalty < open_cost)
         kept = kept[_undominated(costs[kept], variances[kept], equal)]
         work += len(costs)
@@ -227,7 +227,7 @@ def _options(problem: _Problem, multiplier: float, base: Ints, open_cost: float)
 
 
 def _undominated(cost: Floats, variance: Floats, equal: float) -> Ints:
-    """Return the places of the states that no other is as cheap as with as little variance."""
+    """Return the indices of the states that no other state beats in cost and variance."""
     order = np.lexsort((variance, cost))
     ordered = variance[order]
     least_before = np.minimum.accumulate(np.concatenate(([np.inf], ordered[:-1])))

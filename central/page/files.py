@@ -21,7 +21,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # Asked again each time, and answered by 304: an upgraded central never has a browser mix two versions.
+    # Revalidated each time (304), so that a browser never mixes two versions after an upgrade.
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
 }

@@ -13,7 +13,7 @@ def explained(hosts: Hosts, vms: Sequence[Vm], schedule: Schedule, rule: str) ->
     """Return each choice with its reason.
 
     `dilation` is D-Factor's prediction for the VM on that host at that moment, whatever the rule; `by_resource` is each
-    resource's addition to 1; `others` is the sum by which the dilations of the VMs there rise.
+    resource's addition to 1; `others` is the total rise of the dilations of the VMs there.
     """
     rows = [_row(hosts, vms[each.vm], each, rule) for each in schedule.placements]
     found = {"rule": rule, "hosts": len(hosts.names), "placements": rows, "added_dilation": schedule.added}
@@ -45,7 +45,7 @@ def _why(hosts: Hosts, placement: Placement, parts: Any, rule: str) -> str:
     ranking, name = placement.ranking, hosts.names[placement.host]
     slow = 1.0 + placement.added
     if slow == 1.0:
-        words = f"{name}: no VM there uses its resources"
+        words = f"{name}: no VM there competes with it"
     else:
         costs = [f"{hosts.resources[k]} {parts[k]:.3g}" for k in np.argsort(-parts, kind="stable") if parts[k] > 0]
         words = f"{name}: {slow:.4g} times as long as alone ({', '.join(costs)})"

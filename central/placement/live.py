@@ -48,7 +48,7 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class JobLoading:
-    """A job's loading vector: the mean over its VMs, NaN for a resource that none has a value of."""
+    """A job's loading vector: the mean over its VMs, NaN for a resource without values."""
 
     job: str
     loading: Floats
@@ -172,11 +172,11 @@ def _resources(config: PlacementSection, rows: dict[str, list[Any]]) -> tuple[li
             rates = np.array(rows[column], dtype=np.float64) / capacity
             used.append((name, rates, 1.0))
             if not np.isfinite(rates).any():
-                unmeasured[name] = f"{_WHY[name]}; without placement.{key} measured waits count"
+                unmeasured[name] = f"{_WHY[name]}; unset placement.{key} to use measured waits"
         elif np.isfinite(shares).any():
             used.append((wait, shares, units))
         else:
-            unmeasured[wait] = f"{_WHY[wait]}; placement.{key} would take rates instead"
+            unmeasured[wait] = f"{_WHY[wait]}; set placement.{key} to use rates"
     return used, unmeasured
 
 

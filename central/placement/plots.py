@@ -35,7 +35,7 @@ def plot_profiles(path: Path, found: Profiles) -> None:
 
 
 def plot_added(path: Path, rows: Sequence[tuple[str, Mapping[str, float]]]) -> None:
-    """Write a PNG: by how much over 1 a VM's time is stretched, per row, and by which resources.
+    """Write a PNG: each row's dilation above 1, by resource.
 
     `rows` are a label and each resource's part. Raises what `save_figure` and `new_figure` do.
     """
@@ -67,7 +67,7 @@ def plot_pairs(path: Path, measured: Floats, predicted: Mapping[str, Floats]) ->
         axes.plot((_PAIRS_LOW, _PAIRS_HIGH), (_PAIRS_LOW, _PAIRS_HIGH), color="black", linewidth=0.8)
         axes.set(xscale="log", yscale="log", aspect="equal", xlabel="measured slow-down", ylabel="predicted")
         axes.set_title(f"{name}\n{len(measured):,} pairs, {beyond:.1%} beyond the frame", fontsize=9)
-        # The usual ticks of a logarithmic axis are powers of ten, of which there is one.
+        # Default ticks on a log axis are powers of ten; this range has only one.
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_ticks([], minor=True)
             axis.set_ticks(_PAIRS_TICKS, [f"{tick:g}" for tick in _PAIRS_TICKS])

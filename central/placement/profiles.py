@@ -111,7 +111,7 @@ def _usable(values: Mapping[str, float], rest: str) -> tuple[dict[str, float], t
 def _of_copies(path: Path, rows: UserTable, names: Any, rest: str, larger: str) -> Profiles:
     rows.require(_TIME)
     if bool(rest) != bool(larger) or (rest and rest == larger):
-        raise InputError("--larger and --rest: copies need both, two different resources, or neither")
+        raise InputError("--larger and --rest: give two different resources, or neither")
     copies, times = rows.whole(COPIES), rows.numbers(_TIME, above=True)
     both = (larger, rest) if rest else ("resource-1", "resource-2")
     profiles = _by_job(path, names, lambda here: fit_runs(times[here], copies[here][:, None] - 1.0))

@@ -1,7 +1,7 @@
-"""Simulated days, fast: the CPI windows that a host of a scenario would have had, by the very same model.
+"""Simulated days, fast: the CPI windows of a scenario's host, from the same model.
 
 A window of some seconds is simulated step by step, then the model jumps to the next one; the AR(1) noise crosses the
-jump by its exact transition. So the statistics are those of live windows, at a small part of the cost.
+jump by its exact transition. The statistics match those of live windows, at a fraction of the cost.
 """
 
 import math
@@ -41,11 +41,11 @@ def simulate_days(
 ) -> History:
     """Simulate one window of `window_s` in every `every_s`, from `start_unix_s` to `end_unix_s` (seconds since 1970).
 
-    The scenario's clock is 0 at the start. The steps within a window are the scenario's, the last one cut.
+    The scenario's clock is 0 at the start. Steps within a window are equal, at most the scenario's.
     Deterministic by the scenario and the arguments. Raises ValueError unless 0 < `window_s` <= `every_s`.
     """
     if not 0 < window_s <= every_s:
-        raise ValueError(f"every_s must be at least window_s, which is above 0 (values {every_s}, {window_s})")
+        raise ValueError(f"need 0 < window_s <= every_s (values {window_s}, {every_s})")
     host = Host(scenario)
     history = History(host.vms, round(window_s * _S))
     steps = math.ceil(window_s / scenario.host.step_s - 1e-9)

@@ -19,7 +19,7 @@ _SETTLING_S = 5.0
 
 
 class Role(enum.StrEnum):
-    """The right answer of a detector, or that none is scored."""
+    """A detector's right answer, or UNSCORED."""
 
     STEADY = "steady"
     INFLICTING = "inflicting"

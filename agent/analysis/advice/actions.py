@@ -173,7 +173,7 @@ def _limit_cache(suspect: Suspect, victim: Victim, situation: Situation) -> Iter
         unit="ways",
         evidence=(
             f"it has {share:.0%} of the cache that VMs have ({suspect.llc_bytes or 0:,.0f} bytes)",
-            f"with {ways} of {host.cache_ways} ways {host.cache_ways - ways} are left to {victim.name} and others",
+            f"{ways} of {host.cache_ways} ways leave {host.cache_ways - ways} to {victim.name} and others",
             *_why(suspect),
         ),
         commands=(act_command("limit-cache", suspect.vm, ("--ways", str(ways)), victim, situation),),
@@ -225,11 +225,11 @@ def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) ->
     small = [suspect for suspect in alone if is_small_part(suspect, situation)]
     spared = [suspect for suspect in alone if not is_small_part(suspect, situation)]
     if small:
-        lines.append(f"too small a part of it to be limited (score): {_scores(small)}")
+        lines.append(f"too small a share to limit (score): {_scores(small)}")
     if spared:
-        lines.append(f"not limited, as this host finds that another one inflicts it (score): {_scores(spared)}")
+        lines.append(f"not limited, as this host blames another (score): {_scores(spared)}")
     if len(alone) < len(blamed):
-        lines.append("it continues as long as the suspect does what it does")
+        lines.append("it lasts until the suspect changes its behaviour")
     elif not alone:
         lines.append("no VM here is known to hurt others: a limit may hit the wrong one")
     signal, before, threshold = effects.signal_of(victim, situation)
@@ -248,7 +248,7 @@ def _scores(suspects: Sequence[Suspect]) -> str:
 
 def _why(suspect: Suspect) -> tuple[str, ...]:
     score, a, cores = suspect.score, suspect.coefficient, suspect.cpu_usage_cores
-    inflicts = ("this host's own analysis says that it inflicts",) if suspect.inflicts else ()
+    inflicts = ("this host's own analysis finds it inflicting",) if suspect.inflicts else ()
     if score is None or a is None:
         return inflicts
     return f"score {score:.3g} = coefficient {a:.3g} of job {suspect.job} * {cores:.3g} cores", *inflicts
@@ -263,7 +263,7 @@ def _suffering(victim: Victim) -> tuple[str, ...]:
             f"CPI {victim.cpi:.3g} of {victim.name} is {place} {victim.threshold_cpi:.3g} of job {victim.job}{mean}"
         )
     if victim.degradation is not None:
-        lines.append(f"{victim.name} is {victim.degradation:.3g} times as slow as it would be")
+        lines.append(f"{victim.name} is {victim.degradation:.3g} times as slow as undisturbed")
     return tuple(lines)
 
 

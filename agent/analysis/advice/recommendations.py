@@ -13,7 +13,7 @@ QUOTA_PERIOD_US = 100_000
 
 _TOLERANCE = 1e-9  # of mnCPI: caps are computed so that they are just enough
 
-#: libvirt takes no less.
+#: libvirt's minimum.
 MIN_QUOTA_US = 1000
 
 

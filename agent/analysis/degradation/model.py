@@ -15,14 +15,14 @@ Source: "Cloud White", section 6. `whitepanda degradation fit` writes the model'
      "choice": {"method", "split", "criterion", "held_out_by", "errors": [{"method", "split", "mean_ape", ...}, ...]},
      "models": [{"behaviour": null | "memory-bound" | "cpu-bound", "cpu_level": null | 0.1 ... 0.5, "rows": 425,
                  "estimator": {"kind": "glm" | "trees", ...}, "intervals": null or {...},
-                 "scatter": null or        how far seconds lie from what they are on average, see `SubModel.scatter`
+                 "scatter": null or        how far seconds scatter, see `SubModel.scatter`
                      {"factor": 1.1, "quiet": 0.05},
                  "uses": [0, 3],           the features that the estimator needs; absent: all
                  "ranges": [{"column": 0, "form": "raw" | "relative", "low": 0.2, "high": 1.9, "scale": 1.0}, ...]}],
      "provenance": {...}}                  its fit and data; not read here
 
 `values` of groups are in the order of `inputs` (features, then the rule's other signals), null if not known.
-A model's last resort is the one of `models` with neither behaviour nor level.
+The fallback is the one of `models` with neither behaviour nor level.
 """
 
 import math
@@ -78,7 +78,7 @@ class Estimates:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Where a feature lay in training, in its own unit ("raw") or relative to its baseline."""
+    """A feature's range in training, in its own unit ("raw") or relative to its baseline."""
 
     column: int
     form: str
@@ -105,8 +105,8 @@ class Rule:
 class SubModel:
     """One of a model's estimators, and its VMs (None: any).
 
-    `scatter`: how far the seconds of one run lie from their mean, as deviations of the logarithm: a factor on the
-    difficulty that the intervals expect, under interference; and the deviation without interference.
+    `scatter`: how far the seconds of one run lie from their mean, as standard deviations of the logarithm:
+    a factor on the intervals' expected error under interference, and the deviation without.
     """
 
     name: str

@@ -37,7 +37,7 @@ _LEVELS_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """What trees split: features as they are, their baselines, or the one relative to the other."""
+    """What trees split on: raw features, baselines, or features relative to baselines."""
 
     columns: NDArray[np.int64]
     forms: tuple[str, ...]
@@ -118,7 +118,7 @@ class Trees:
                 raise ValueError(f"numbers: {what} must be from {low:g} to {high:g} (value {worst[0]:g})")
         places = np.arange(len(columns))
         children = np.stack((np.where(is_leaf, places, places + 1), np.where(is_leaf, places, right)), axis=1)
-        # In its shortest form a number of single precision is written as "0.1", which is not 0.1.
+        # The shortest text of a single, "0.1", is another number in double precision.
         thresholds, nodes = _single(numbers), np.where(is_leaf, 0, columns)
         leaves = np.where(is_leaf, numbers, 0.0)
         return cls(link, base, factor, terms, roots, nodes, thresholds, children.ravel(), leaves, is_leaf)

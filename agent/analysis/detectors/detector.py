@@ -1,19 +1,19 @@
-"""whitepanda's detector of interference: who suffers, by its own evidence; who does more than usual meanwhile.
+"""whitepanda's detector of interference: VMs that suffer, by their own symptoms, and VMs that grow meanwhile.
 
 After "Cloud White", section 4, whose fixed percentages and victims by association it replaces (`paper_detector`):
 
 - a VM has *grown* if something that it does (`symptoms.ACTS`: instructions, memory bandwidth, disk, network;
   CPU time if instructions are not known) exceeds its baseline by a least ratio and a multiple of its own noise;
 - a VM *suffers* if symptoms of one kind (`symptoms.SYMPTOMS`) exceed what is expected at its present load and
-  clock by a multiple of their noise, and mean at least some delay. Little is enough while another VM has grown in what
-  can cause this kind. Without one, only waiting for CPUs and I/O counts, and it must be much: a lower IPC is then its
-  own doing;
+  clock by a multiple of their noise, and mean at least some delay. A small excess is enough while another VM has grown
+  in a possible cause. Otherwise only waiting for CPUs and I/O counts, and must be large: a lower IPC is then the
+  VM's own doing;
 - *inflicting*: has grown, and another VM suffers, or has grown much. *Victim*: suffers, and does not inflict. Else
   *steady*.
 
 Windows restart when the set of grown VMs changes, and lengthen from then on: at first only large effects are seen,
-later small ones. Thresholds to leave a state are below those to enter it. While anyone inflicts baselines are learnt
-with a long time constant only: the end is the return to the baseline.
+later small ones. Thresholds to leave a state are below those to enter it. While a VM inflicts, baselines are learnt
+slowly, so that the end is seen as a return to them.
 """
 
 import math
@@ -48,7 +48,7 @@ _HURTS = np.array([[kind in act.hurts for kind in KINDS] for act in ACTS])
 _LEAST: Floats = np.log([act.least_ratio for act in ACTS])
 _FLOORS = np.log([act.floor for act in ACTS])
 _LOAD_STD = np.array([symptom.load_std for symptom in SYMPTOMS])
-#: Signals that are proportional to the VM's load: their baseline is meant at the load that it has now.
+#: Signals proportional to the VM's load: their baselines are scaled to its present load.
 _ELASTIC = [INDEX[name] for name in ("guest_ratio", "cpu_usage_cores", "gips", "memory_bandwidth_bytes_per_s", *SUMS)]
 _MAX_GUEST_RATIO = 0.9
 _MAX_SCORE = 20.0
@@ -56,8 +56,8 @@ _MAX_SLOWING = 3.0  # a logarithm: larger ones mean no more
 _SLOWING = 2  # the first symptoms of kind "core": logarithms of the slow-down
 _CORRELATION = 0.6  # of symptoms of one kind: they are seldom independent
 _NEWCOMER_GROWTH = math.log(6.0)  # a VM without a baseline has grown when it does five times a harmless amount
-_MIN_SHARE = 0.1  # of the growth of the VM that has grown most: below, it is not a cause
-_DOMINANT_SHARE = 0.6  # of all growth: memory bandwidth that grew alone, as lost cache makes a victim's grow too
+_MIN_SHARE = 0.1  # of the largest growth: a VM below it is not a cause
+_DOMINANT_SHARE = 0.6  # of all growth of memory bandwidth: less may be a victim's, from lost cache
 _LOAD_NOISE = 0.05  # changes of the load's logarithm up to this are noise rather than load
 _OWN_CLOCK = 0.05  # a clock lower than the other VMs' by more is the VM's own doing (wide vector instructions)
 
@@ -186,7 +186,7 @@ class Detector:
     def _grow(self, short: Floats, mean: Floats, ready: Bools) -> tuple[Floats, Floats, Floats, Floats, Bools]:
         """Update who has grown, with hysteresis; return growth, amount, usual, enough and growing as in `Judged`."""
         baselines, settings = self._baselines, self._settings
-        # A VM that comes when another is known does more than before it was there: nothing.
+        # A VM that arrives after others are known has grown from nothing.
         self._ready_since_s[ready & np.isnan(self._ready_since_s)] = self._last_s
         known_since_s = self._ready_since_s[ready].min() if ready.any() else math.inf
         newcomer = ~ready & (baselines.first_seen_s >= known_since_s)
@@ -200,7 +200,7 @@ class Detector:
         least = np.maximum(_LEAST, noise)
         least[newcomer] = _NEWCOMER_GROWTH
         above = latest > settings.hysteresis * least
-        # On the way up nothing is learnt: a ramp would be taken for noise, and pass below a threshold that it raises.
+        # Nothing is learnt while a VM grows: a ramp would count as noise and raise its own threshold.
         growing = np.any(above, axis=1)
         grown, share = above & (self._grown | (latest > least)), np.zeros_like(growth)
         if growing.any():
@@ -208,7 +208,7 @@ class Detector:
         is_same = np.array_equal(grown.any(axis=1), self._grown.any(axis=1))
         self._since_change = self._since_change + 1 if is_same else 0
         self._grown = grown
-        # Evidence shows the threshold to stay grown.
+        # Report the threshold to stay grown.
         least[grown] *= settings.hysteresis
         return growth, share, usual, least, growing
 
@@ -226,7 +226,7 @@ class Detector:
         suffers = (judged.score > judged.factor) & (judged.effect > judged.delay) & alone
         self._suffers = suffers
         hurting: Bools = (can & (suffers.sum(axis=0) - suffers > 0)).any(axis=1)
-        # Much more than usual counts without a victim too: there may be one tomorrow, or one that is not measured.
+        # Large growth counts without a victim too: one may come, or may not be measured.
         much = (self._grown & (judged.growth > math.log(settings.inflicting_ratio))).any(axis=1) & judged.ready
         inflicts = hurting | ((much | self._inflicts) & grown)
         self._inflicts = inflicts
@@ -283,7 +283,7 @@ class Detector:
             baselines.learn_samples(running, elapsed_s, quiet=quiet)
 
     def _better(self, judged: Judged) -> Bools | None:
-        """Rows that do better or less than at their baseline for a while: it was learnt when it was not quiet."""
+        """Rows well below their baseline for a while: it was learnt under stress."""
         settings, baselines = self._settings, self._baselines
         long_ticks = settings.baseline.long_ticks
         mean = baselines.mean[:, _FIRST_SYMPTOM : _FIRST_SYMPTOM + _ACTS.stop]

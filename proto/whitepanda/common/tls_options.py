@@ -16,7 +16,7 @@ from whitepanda.common.tls import TlsFiles
 
 _FOLDER = f"Folder of `whitepanda pki`: ca.crt, NAME.crt and NAME.key are taken; or {TLS}."
 _FLEET = f"A fleet of your config.toml in ~/.config/whitepanda; or {FLEET}, or its default."
-_NAME = "The name in our certificate, one of central's operators; default: the fleet's, or operator."
+_NAME = "Name in your certificate, one of central's operators; default: the fleet's, or operator."
 
 FolderOption = Annotated[Path | None, typer.Option("--tls", metavar="DIR", help=_FOLDER)]
 CaOption = Annotated[Path | None, typer.Option("--ca", help="PEM file: CA of central's certificate, instead of --tls.")]

@@ -157,7 +157,7 @@ async def test_at_its_end_it_tries_again_and_says_what_is_left_in_force(short):
             await ask(path, asked())
             vms.failure = "libvirt is away"
 
-    with pytest.raises(ActError, match=rf"left in force: 1 limits \(VMs {VM}: libvirt is away\); the next start"):
+    with pytest.raises(ActError, match=rf"not undone: 1 limits \(VMs {VM}: libvirt is away\); the next start"):
         await run()
     assert vms.states[VM] == "limit 2"
 
@@ -516,7 +516,7 @@ def test_nobody_waits_for_what_no_look_will_find(monkeypatch):
 def test_which_vms_run_is_not_known_where_they_cannot_be_listed():
     inventory = Looks()
     inventory.vms = lambda: (_ for _ in ()).throw(SourceError("/run/libvirt/qemu: Permission denied"))
-    with pytest.raises(ActError, match="which VMs run is not known: /run/libvirt/qemu: Permission denied"):
+    with pytest.raises(ActError, match="cannot list the VMs: /run/libvirt/qemu: Permission denied"):
         server_module._vms(inventory, "web")
 
 

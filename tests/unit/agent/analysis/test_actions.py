@@ -111,7 +111,7 @@ def test_whom_the_host_finds_innocent_is_left_alone_while_another_one_inflicts()
         found = recommend(situation(heavy, scan, host=RDT, **known))
         assert (found[0].action, found[0].vm) == ("cap_cpu", UUID)
         assert "uuid-train" not in {one.vm for one in found}
-        said = "not limited, as this host finds that another one inflicts it (score): train-1 0.543"
+        said = "not limited, as this host blames another (score): train-1 0.543"
         assert said in found[-1].evidence
     # The host knows nothing of it, or of nobody who inflicts: the coefficient alone says so.
     assert against_train(scan, train()) == ["cap_cpu", "migrate_suspect"]
@@ -138,12 +138,12 @@ def test_whose_whole_cpu_is_a_small_part_of_it_is_not_starved_for_nothing():
     small = Suspect(UUID, "train-1", "train", 18.3, vcpus=24, coefficient=0.0224, standard_error=0.001, score=0.41)
     alone = recommend(situation(small, mn_cpi=3.0))
     assert actions(alone) == ["nothing", "migrate_victim"]
-    assert "too small a part of it to be limited (score): train-1 0.41" in alone[0].evidence
+    assert "too small a share to limit (score): train-1 0.41" in alone[0].evidence
     worse = replace(SCAN, vm="uuid-2")
     both = recommend(situation(worse, small, mn_cpi=3.0))
     assert {one.vm for one in both} == {"uuid-2", "uuid-web", ""}
     assert both[-1].action == "nothing"
-    assert "it continues as long as the suspect does what it does" in both[-1].evidence
+    assert "it lasts until the suspect changes its behaviour" in both[-1].evidence
     enough = replace(small, coefficient=MATERIAL_SHARE * 2.0 / 18.3 + 1e-9)
     assert "cap_cpu" in actions(recommend(situation(enough, mn_cpi=3.0)))
 

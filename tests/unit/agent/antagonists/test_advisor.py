@@ -120,7 +120,7 @@ def test_whom_the_host_itself_found_is_a_suspect_without_central(tmp_path):
     found = advisor(alone, CloudWhiteSays()).for_vm("uuid-web-1")
     cap = found[0]
     assert (cap.action, cap.vm, cap.amount) == ("cap_cpu", "uuid-scan-1", 2.0)
-    assert "this host's own analysis says that it inflicts" in cap.evidence
+    assert "this host's own analysis finds it inflicting" in cap.evidence
     assert cap.effect.after is None
 
 
@@ -165,7 +165,7 @@ def test_a_report_and_explain_decide_alike_by_what_the_host_itself_has_found(hos
     for found_here in (CloudWhiteSays(), OnOthers()):
         cap = next(one for one in against(found_here) if one.action == "cap_cpu")
         assert cap.vm == "uuid-scan-1"
-        assert "this host's own analysis says that it inflicts" in cap.evidence
+        assert "this host's own analysis finds it inflicting" in cap.evidence
 
 
 def test_for_an_affected_vm_and_against_whom_it_suffers_from_nothing_is_advised(tmp_path):

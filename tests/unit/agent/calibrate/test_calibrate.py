@@ -187,7 +187,7 @@ def test_it_does_not_start_beside_vms_that_the_plan_does_not_name(tmp_path, host
     with pytest.raises(UnavailableError) as caught:
         calibrate(plan, runs, config=host)
     assert str(caught.value) == (
-        "VMs run here that are not in the plan: other-1; they would be disturbed, and would disturb the "
+        "VMs outside the plan run here: other-1; they would be disturbed, and would disturb the "
         f"measurement: stop or move them, or give --beside-others; {runs} was not written"
     )
     assert server.reported == []
@@ -198,9 +198,7 @@ def test_it_does_not_start_beside_vms_that_the_plan_does_not_name(tmp_path, host
 
 def test_a_vm_that_does_not_run_is_reported(tmp_path, host, server):
     (tmp_path / "scenario.toml").write_text(SCENARIO.replace("noise-1", "noise-2"))
-    with pytest.raises(
-        UnavailableError, match="'noise-1' of the plan does not run here; those that run: noise-2, web-1"
-    ):
+    with pytest.raises(UnavailableError, match="'noise-1' of the plan does not run here; running: noise-2, web-1"):
         calibrate(make_plan(tmp_path, server), tmp_path / "runs.csv", config=host)
 
 

@@ -161,7 +161,7 @@ def no_port():
         (
             {'vm = "noise-1"\nrun': 'vm = "noise-2"\nrun'},
             4,
-            "VM 'noise-2' of the plan does not run here; those that run: noise-1, web-1",
+            "VM 'noise-2' of the plan does not run here; running: noise-1, web-1",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_name_that_several_vms_have_is_refused(host):
     with pytest.raises(UnavailableError) as refused:
         sampler.check()
     assert (
-        str(refused.value) == "the plan's VM is not clear: 2 VMs are named 'web-1': u1, u2; give the UUID in the plan"
+        str(refused.value) == "the plan's VM is ambiguous: 2 VMs are named 'web-1': u1, u2; give the UUID in the plan"
     )
 
 

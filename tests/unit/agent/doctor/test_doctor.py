@@ -441,7 +441,7 @@ def test_findings_as_a_table_of_80_columns(run):
 def test_exit_code_4_only_for_what_is_required(run):
     result = run(GOOD, BAD, WORSE)
     assert result.exception.exit_code == 4
-    assert str(result.exception) == "required and missing: state directory; the agent does not start like this"
+    assert str(result.exception) == "required and missing: state directory; the agent would not start"
     assert "missing!" in result.stdout
 
 

@@ -269,10 +269,7 @@ def run(monkeypatch):
 @pytest.mark.parametrize("how", [{"is_terminal": False}, {"term": "dumb"}, {"term": ""}])
 def test_without_a_terminal_it_says_what_to_take(run, how):
     error = run("top", **how)
-    assert (str(error), error.exit_code) == (
-        "top needs a terminal, and this is not one: take `whitepanda vms --json`",
-        4,
-    )
+    assert (str(error), error.exit_code) == ("top needs a terminal; use `whitepanda vms --json` instead", 4)
 
 
 @pytest.mark.parametrize(("stdout", "stderr"), [(False, True), (True, False)])

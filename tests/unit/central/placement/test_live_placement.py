@@ -165,8 +165,8 @@ def test_what_the_configuration_knows_rates_of_is_not_reported_by_waits(waited):
     assert np.isnan(found.jobs["web"].loading[1:]).all()  # which nobody has measured, and the answer says so
     assert list(found.unmeasured) == ["memory", "disk", "network_wait"]
     assert found.unmeasured["memory"] == (
-        "no window has memory_bandwidth_bytes_per_s, which needs the agents' source resctrl or pqos; without "
-        "placement.memory_bytes_per_s measured waits count"
+        "no window has memory_bandwidth_bytes_per_s, which needs the agents' source resctrl or pqos; unset "
+        "placement.memory_bytes_per_s to use measured waits"
     )
     assert live(waited, PlacementSection(cpu_cores=4)).snapshot().hosts.units.tolist() == [
         4.0,
@@ -203,10 +203,10 @@ def test_windows_without_shares_leave_them_out(tmp_path):
     assert (found.resources, found.jobs["web"].loading.tolist()) == (("cpu",), [1.5])
     assert found.unmeasured == {
         "memory_stall": "no window has memory_stall_ratio, which needs the agents' source perf and a CPU with the "
-        "event; placement.memory_bytes_per_s would take rates instead",
+        "event; set placement.memory_bytes_per_s to use rates",
         "disk_wait": "no window has io_wait_ratio, which needs the agents' source cgroup and a kernel with PSI; "
-        "placement.disk_bytes_per_s would take rates instead",
-        "network_wait": "no agent measures it; placement.network_bytes_per_s would take rates instead",
+        "set placement.disk_bytes_per_s to use rates",
+        "network_wait": "no agent measures it; set placement.network_bytes_per_s to use rates",
     }
 
 
@@ -316,10 +316,7 @@ def test_on_the_command_line(asked, monkeypatch):
     monkeypatch.delenv(fleets.CENTRAL)
     assert set(json.loads(reported)["unmeasured"]) == {"memory_stall", "network_wait"}
     for words, line in (
-        (
-            ["--central", "c:1", "vms.csv"],
-            "--central or --fleet asks for the live fleet; leave VMS.csv and --hosts away",
-        ),
+        (["--central", "c:1", "vms.csv"], "--central or --fleet asks for the live fleet; omit VMS.csv and --hosts"),
         ([], "VMS.csv and --hosts HOSTS.csv are needed, or --job or --loading for the live fleet"),
     ):
         with pytest.raises(InputError) as refused:

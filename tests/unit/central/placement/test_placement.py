@@ -201,7 +201,7 @@ def test_a_batch_takes_what_was_placed_before_into_account(files):
     words = files("job,cpu,disk\nx,1,0\ny,1,0\nz,0,1\n", "host\na\nb\n")
     found = placed(*words)
     assert [row["host"] for row in found["placements"]] == ["a", "b", "a"]
-    assert found["placements"][2]["why"] == "a: no VM there uses its resources; ties with b; the first in the file"
+    assert found["placements"][2]["why"] == "a: no VM there competes with it; ties with b; the first in the file"
     shown = run(*words, "--compare").stdout
     assert "3 of 3 placed; added dilation 0 (over 1" in shown
     assert "least-loaded" in shown and "graham" not in shown

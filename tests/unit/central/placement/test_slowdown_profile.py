@@ -192,7 +192,7 @@ def test_profiles_of_simulated_runs_come_back():
         (
             "job,copies,time_s\na,1,3\n",
             ["--rest", "cpu"],
-            "--larger and --rest: copies need both, two different resources, or neither",
+            "--larger and --rest: give two different resources, or neither",
         ),
         ("job,cpu\na,1\n", ["--rest", "cpu"], "--rest cpu: is measured already; name another resource"),
         (
