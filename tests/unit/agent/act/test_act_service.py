@@ -182,10 +182,10 @@ async def test_nothing_is_applied_once_it_ends(short):
     log.configure("error")
     server = Server(ActSection(socket=str(short / "a.sock")), make(short, FakeBackend()))
     server.stop()
-    with pytest.raises(RefusedError, match="about to end"):
+    with pytest.raises(RefusedError, match="is stopping"):
         server._do(asked(), OPERATOR)
     assert server._do(Ask(), OPERATOR).in_force == ()
-    assert "about to end" in (short / "audit.jsonl").read_text()
+    assert "is stopping" in (short / "audit.jsonl").read_text()
 
 
 async def test_whoever_sends_nonsense_is_in_the_audit_log(short):

@@ -190,7 +190,7 @@ def test_cache_and_bandwidth_are_limited_where_the_host_can_and_the_evidence_is_
     cache, bandwidth = by_action(with_rdt, "limit_cache"), by_action(with_rdt, "limit_bandwidth")
     assert (cache.amount, cache.unit) == (2.0, "ways")
     assert "it has 60% of the cache" in cache.evidence[0]
-    assert "10 are left to web-1" in cache.evidence[1]
+    assert "leave 10 to web-1" in cache.evidence[1]
     assert (bandwidth.amount, bandwidth.unit) == (30.0, "percent")  # what is left of its CPU: 38 %, in steps of 10
     assert cache.effect.after is None
     assert cache.effect.unknown_because

@@ -165,7 +165,7 @@ async def test_a_control_line_that_is_not_answered_by_ok_has_failed(stressors, a
     async with Control(answer) as control:
         with pytest.raises(UnavailableError) as caught:
             await stressors.start([Stressor("s", "vm", control=control.address, on="cpu 4", off="quiet")])
-        assert f"stressor 's': 'cpu 4' to {control.address} {problem}" in str(caught.value)
+        assert f"stressor 's': 'cpu 4' to {control.address}: {problem}" in str(caught.value)
         with pytest.raises(UnavailableError):  # it may run: it is asked to stop, and that fails too
             await stressors.stop()
         assert control.lines == ["cpu 4\n", "quiet\n"]

@@ -308,7 +308,7 @@ def test_on_the_command_line(asked, monkeypatch):
     monkeypatch.setattr(fleets, "files_in", lambda _sources: TlsFiles())
     shown = run("--central", "central:7443", "--loading", "cpu=0.4,disk=0.5").stdout
     assert "h3" in shown and "1.3000" in shown and "3 of 3 hosts" in shown
-    assert "left out: network_wait: no agent measures it; placement.network_bytes_per_s would" in shown
+    assert "left out: network_wait: no agent measures it; set placement.network_bytes_per_s" in shown
     reported = run("--central", "central:7443", "--job", "web", "--json", "--top", "1").stdout
     assert '"host": "h3"' in reported and '"hosts_in_all": 3' in reported
     monkeypatch.setenv(fleets.CENTRAL, "central:7443")

@@ -112,7 +112,7 @@ def test_the_document_is_valid_and_has_every_method():
     (number,) = found["paths"]["/v1/incidents/{id}"]["get"]["parameters"]
     assert (number["in"], number["required"], number["schema"]["type"]) == ("path", True, "integer")
     evidence = found["components"]["schemas"]["TriggerSuspect"]["properties"]
-    assert evidence["score"] == {"type": ["number", "null"], "description": "coefficient * usage; NaN where not known"}
+    assert evidence["score"] == {"type": ["number", "null"], "description": "coefficient * usage; NaN if not known"}
 
 
 async def test_a_question_whose_client_left_while_it_waited_is_not_asked(served, local, monkeypatch):
