@@ -32,6 +32,9 @@ from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import channel_credentials
 from whitepanda.v1 import agent_pb2
 
+pytestmark = pytest.mark.long
+
+
 MAX_GROWTH_MIB = 150  # of central and the process that reads large messages
 
 

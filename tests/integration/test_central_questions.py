@@ -17,6 +17,9 @@ from tests.support.spoken_streams import Peer
 from tests.support.waiting import until
 from whitepanda.common.tls import TlsFiles
 
+pytestmark = pytest.mark.long
+
+
 THREADS = 4
 ASKING = 60  # as many as one address may have open
 CLIENTS, SEGMENTS = 240, 2000

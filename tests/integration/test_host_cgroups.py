@@ -75,6 +75,7 @@ def limited(lab):
     lab.virsh("schedinfo", BUSY_NAME, "--live", "--set", "vcpu_quota=-1")
 
 
+@pytest.mark.long
 def test_a_load_held_at_30_percent_is_measured_within_2_points(sources, limited):
     time.sleep(0.5)
     for source in sources:

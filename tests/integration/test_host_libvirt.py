@@ -75,6 +75,7 @@ def test_states_are_reported_by_the_first_sampling_after_each_change(lab, make):
     assert epochs[3] not in epochs[:3]
 
 
+@pytest.mark.long
 def test_events_of_a_vm_make_its_disks_due_before_their_time(lab, make):
     source = make(disk_poll_s=3600.0)
     idle, other = uuid_of(2), uuid_of(1)

@@ -111,6 +111,7 @@ def received_bytes(sample):
     return sum(interface.receive_bytes for interface in sample.vms[MIXED].interfaces.values())
 
 
+@pytest.mark.long
 def test_rates_move_as_the_guests_loads_do(procfs, libvirt):
     before = procfs.sample(), libvirt.sample()
     # The mixed guest pings the host with 1000 bytes five times a second, less where it is slow; each is answered.

@@ -19,7 +19,7 @@ from tests.support.central_process import CentralProcess
 from tests.support.small_disk import fill, mounted, remount
 from tests.unit.central.validation.test_validate import a_batch
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.integration, pytest.mark.timeout(300)]
 
 MIB = 1 << 20
 ROWS = 500

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.arm64_guest import run_in_guest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.long, pytest.mark.integration, pytest.mark.timeout(700)]
 
 HERE = Path(__file__).resolve().parent
 BITS_OFF = ("inherit", "pinned", "exclude_kernel", "exclude_hv", "exclude_host", "exclude_guest")
@@ -106,7 +106,8 @@ def test_grouped_events_keep_their_ratio_and_ungrouped_ones_drift(results, scope
 
     assert all(true(group["values"][1], group["values"][0]) for group in found["groups"])
     ungrouped = [(i["values"][0], c["values"][0]) for c, i in found["ungrouped"]]
-    assert not any(true(instructions, cycles) for instructions, cycles in ungrouped)
+    by_chance = sum(true(instructions, cycles) for instructions, cycles in ungrouped)
+    assert by_chance <= 1, ungrouped
     assert max(abs(instructions / cycles / 0.5 - 1) for instructions, cycles in ungrouped) > 0.05
 
 

@@ -13,6 +13,9 @@ from tests.unit.agent.antagonists.test_llc_contention import LEFT, RIGHT, TwoSoc
 from tests.unit.agent.canned_agents import HOST, Quiet, State, canned_vm, changed
 from whitepanda.v1 import host_pb2
 
+pytestmark = pytest.mark.long
+
+
 FEW, MANY = 60, 480
 METRICS = ("cpu_usage_cores", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s")
 

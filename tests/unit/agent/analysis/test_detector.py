@@ -127,6 +127,7 @@ def test_no_false_victim_in_quiet_hours_of_diurnal_load_and_remembered_noise(pmu
     assert set(counted) == {STEADY}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "ticks", "settings"),
     [
@@ -146,6 +147,7 @@ def test_a_detector_with_other_thresholds_fails_these_tests(name, ticks, setting
         assert right(verdicts, 65, 110, [INFLICTING, VICTIM, VICTIM]) < 0.5
 
 
+@pytest.mark.long
 def test_a_ramp_is_not_learnt_as_noise():
     def load(at, vm):
         return 0.2 * (1 + 0.04 * max(0, min(at, 110) - 60)) if vm == 0 else 0.2

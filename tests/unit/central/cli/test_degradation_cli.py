@@ -98,6 +98,7 @@ def fitted(tmp_path_factory):
     return runs, path, data, columns
 
 
+@pytest.mark.long
 def test_a_model_per_behaviour_and_level_is_chosen_where_they_differ(fitted):
     _, _, data, _ = fitted
     errors = {row["method"]: row for row in data["choice"]["errors"]}
@@ -137,6 +138,7 @@ def test_of_the_rows_that_a_model_was_fitted_to_none_is_unlike_training(tmp_path
     assert "" not in model.predict(1000 * runs.values, runs.baseline).reasons
 
 
+@pytest.mark.long
 def test_fit_is_the_same_for_the_same_seed(fitted):
     runs, _, data, columns = fitted
     options = FitOptions(methods=("gamma-inverse-split",))
@@ -145,6 +147,7 @@ def test_fit_is_the_same_for_the_same_seed(fitted):
     assert again[0]["models"][0]["estimator"] == data["models"][0]["estimator"]
 
 
+@pytest.mark.long
 def test_fit_writes_a_model_a_plot_and_reports_what_it_chose(tmp_path, capsys, monkeypatch):
     runs = study(tmp_path / "runs.csv")
     out, plot = tmp_path / "model.json", tmp_path / "plot.png"
@@ -300,6 +303,7 @@ def test_evaluate_refitted(tmp_path, capsys, monkeypatch, fitted, held_out):
     assert code == 0 and "(a constant)" in text and plot.exists()
 
 
+@pytest.mark.long
 def test_what_is_held_out_is_not_fitted_to(fitted, monkeypatch):
     runs, _, _, columns = fitted
     rows = make_runs(Table(runs), columns)

@@ -105,6 +105,7 @@ def model(study):
     return study / "model"
 
 
+@pytest.mark.long
 def test_predictions_of_rows_not_fitted_are_near_and_bounds_cover(study, model, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out.csv"
     rows = study / "new.csv"
@@ -125,6 +126,7 @@ def test_predictions_of_rows_not_fitted_are_near_and_bounds_cover(study, model, 
     assert np.mean(np.log(further / bound)) > 0.005
 
 
+@pytest.mark.long
 def test_evaluate_says_what_the_predictions_are(study, model, tmp_path, capsys, monkeypatch):
     def asked(what):
         return what, study / "new.csv", "--model", model, "--epsilon", "0.1"
@@ -153,6 +155,7 @@ def test_evaluate_says_what_the_predictions_are(study, model, tmp_path, capsys, 
         assert reported["margin_by_bound"] == pytest.approx(np.mean(np.abs(t / bound - 1)))
 
 
+@pytest.mark.long
 def test_the_file_that_was_fitted_to_is_no_test(study, model, capsys, monkeypatch):
     code, _, err = run(capsys, monkeypatch, "evaluate", study / "fit.csv", "--model", model, "--json")
     assert code == 3
@@ -175,6 +178,7 @@ def test_the_same_seed_gives_the_same_model(study, model, tmp_path, capsys, monk
     assert (one.pools[1].residuals == other.pools[1].residuals).all()
 
 
+@pytest.mark.long
 def test_several_interferers_are_predicted_without_a_bound_that_nothing_calibrates(
     study, model, tmp_path, capsys, monkeypatch
 ):
@@ -212,6 +216,7 @@ def test_interferers_are_read_from_lists_texts_and_columns(kind, tmp_path):
     assert found.rows.co_runners.tolist() == [2, 0, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["workload", "platform"])
 def test_a_dozen_runs_tell_of_a_new_name_without_a_fit(what, study, model, tmp_path, capsys, monkeypatch):
     new = tmp_path / "grown"
@@ -287,6 +292,7 @@ def test_wrong_features_get_one_line(rows, said, study, tmp_path, capsys, monkey
     assert said in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon", ["0", "0.6", "-1", "x", "0.1,0.10", "nan", ""])
 def test_wrong_epsilons_are_refused(epsilon, study, model, tmp_path, capsys, monkeypatch):
     given = ("predict", study / "new.csv", "--model", model, "--epsilon", epsilon)
@@ -295,6 +301,7 @@ def test_wrong_epsilons_are_refused(epsilon, study, model, tmp_path, capsys, mon
     assert "--epsilon: " in err
 
 
+@pytest.mark.long
 def test_an_unknown_workload_is_named_with_the_remedy(model, tmp_path, capsys, monkeypatch):
     rows = write(tmp_path / "rows.csv", [HEADER[:3], ROW[:3], ("w1", "other", ""), ("w1", "more", "")])
     code, _, err = run(capsys, monkeypatch, "predict", rows, "--model", model, "--out", tmp_path / "o")
@@ -306,6 +313,7 @@ def test_an_unknown_workload_is_named_with_the_remedy(model, tmp_path, capsys, m
     assert "`whitepanda runtime update`" in err
 
 
+@pytest.mark.long
 def test_rows_with_unknown_names_may_stay_empty(model, tmp_path, capsys, monkeypatch):
     rows = [HEADER[:3], ("w1", "other", ""), ("w1", "p1", "NaN"), ("w1", "p1", "new"), ("w1", "p1", "")]
     path, out = write(tmp_path / "rows.csv", rows), tmp_path / "o.csv"
@@ -324,6 +332,7 @@ def test_rows_with_unknown_names_may_stay_empty(model, tmp_path, capsys, monkeyp
     assert code == 3 and "platform 'other' is not known (row 1); the model" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
@@ -340,6 +349,7 @@ def test_an_update_that_reports_nothing_is_refused(rows, said, model, tmp_path, 
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.long
 def test_nothing_is_written_over_what_is_read(study, model, capsys, monkeypatch):
     code, _, err = run(capsys, monkeypatch, *fit_arguments(study, study / "w.csv"))
     assert code == 3
@@ -381,6 +391,7 @@ def test_a_share_twice_in_other_letters_is_refused():
         parse_epsilons("0.1,1e-1")
 
 
+@pytest.mark.long
 def test_what_is_reported_of_a_table_does_not_go_into_it(study, model, tmp_path, capsys, monkeypatch):
     given = ("predict", study / "new.csv", "--model", model, "--epsilon", "0.1", "--out")
     monkeypatch.setattr(command, "people_console", lambda path: cli.errors if path == tmp_path / "o" else cli.console)
@@ -404,6 +415,7 @@ def test_standard_output_is_known_by_any_name(tmp_path, monkeypatch):
         assert people_console(Path("/dev/stdout")) is cli.console
 
 
+@pytest.mark.long
 def test_an_evaluation_fits_80_columns_and_names_shares_by_their_digits(study, model, capsys, monkeypatch):
     arguments = ("evaluate", study / "new.csv", "--model", model, "--epsilon", "0.10,5e-2")
     code, out, _ = run(capsys, monkeypatch, *arguments, "--json")
@@ -428,6 +440,7 @@ def header(arrays, **changes):
     return np.frombuffer(json.dumps({**json.loads(arrays["header"].tobytes()), **changes}).encode(), dtype=np.uint8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -456,6 +469,7 @@ def test_a_broken_model_file_is_refused_in_one_line(change, said, model, tmp_pat
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_a_smaller_share_has_no_lower_bound_in_any_order(study, model):
     found = read_model(model)
     rows = read_rows(study / "new.csv").placed(found.workloads, found.platforms, "")

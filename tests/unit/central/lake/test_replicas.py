@@ -75,7 +75,7 @@ async def test_central_warns_of_another_one_of_its_name(
     monkeypatch.setattr(time, "time", lambda: NOW_S)
     reported, own = await warned(tmp_path, capsys, [("central-0", "feedbeef")], url)
     [line] = reported.splitlines()
-    assert "another central writes into this lake under the name of this one; set a central.replica of its own" in line
+    assert "another central writes into this lake under the same name; set a unique central.replica for each" in line
     assert f"journal={own}" in line
     assert "others=['central-0-feedbeef']" in line
     assert str(tmp_path / "lake") in line

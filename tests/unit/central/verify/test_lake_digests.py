@@ -104,6 +104,7 @@ def test_whatever_bit_of_a_segment_flips_and_wherever_it_ends_is_seen(small: Lak
             checked(cut)
 
 
+@pytest.mark.long
 def test_whatever_byte_of_a_manifest_changes_is_seen(small: Lake) -> None:
     rolled(small)
     (path,) = small.root.glob("slots/*/*/*.json")
@@ -216,6 +217,7 @@ def coefficients(builder: Builder) -> list[float]:
     return [row.value for row in builder.current.coefficients_page(0, 100)]
 
 
+@pytest.mark.long
 def test_damaged_state_is_made_again_and_reported_and_changes_no_coefficient(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
