@@ -106,8 +106,7 @@ def test_grouped_events_keep_their_ratio_and_ungrouped_ones_drift(results, scope
 
     assert all(true(group["values"][1], group["values"][0]) for group in found["groups"])
     ungrouped = [(i["values"][0], c["values"][0]) for c, i in found["ungrouped"]]
-    by_chance = sum(true(instructions, cycles) for instructions, cycles in ungrouped)
-    assert by_chance <= 1, ungrouped
+    # Some may be right by chance: both of a pair were on in the same moments.
     assert max(abs(instructions / cycles / 0.5 - 1) for instructions, cycles in ungrouped) > 0.05
 
 
