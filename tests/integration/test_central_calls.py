@@ -243,6 +243,7 @@ def connected(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), 20, (firewall.HOSTILE_ADDRESS, 0))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not firewall.is_there(), reason="no iptables, or no root")
 @pytest.mark.parametrize("load", sorted(FLOODS))

@@ -189,6 +189,7 @@ def central(tmp_path: Path):
     process.end()
 
 
+@pytest.mark.long
 async def test_events_come_back_exactly_once_whatever_breaks(central: CentralProcess) -> None:
     found, truth = await course(central)
     assert plain(found) == plain(truth)

@@ -141,6 +141,7 @@ async def course(central: CentralProcess) -> tuple[Host, Host]:
     return first, second
 
 
+@pytest.mark.long
 async def test_contention_becomes_incidents_once_whatever_breaks(central: CentralProcess) -> None:
     first, second = await course(central)
     bouts = [t for t in first.found if t.unix_ns - first.found[0].unix_ns < 900 * S]

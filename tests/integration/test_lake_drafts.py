@@ -94,6 +94,7 @@ def start_and_look(central: CentralProcess, origin: str) -> None:
     wait_until(lambda: not left.exists())
 
 
+@pytest.mark.long
 def test_a_compaction_continues_while_central_starts(central: CentralProcess, origin: str) -> None:
     process, draft = compacting(central)
     try:
@@ -114,6 +115,7 @@ def test_a_compaction_continues_while_central_starts(central: CentralProcess, or
     assert central.stop() == 0
 
 
+@pytest.mark.long
 def test_the_draft_of_a_killed_compaction_is_removed(central: CentralProcess, origin: str) -> None:
     process, draft = compacting(central)
     process.kill()

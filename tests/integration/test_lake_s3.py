@@ -109,6 +109,7 @@ def rows_of(lake: Lake) -> list[tuple[int, int]]:
     return sorted(zip(*(found[name].to_pylist() for name in ("sequence", "start_unix_ns", "vm")), strict=True))
 
 
+@pytest.mark.long
 def test_an_object_is_created_once_whoever_comes_second(url, tmp_path):
     one, other = Bucket(url, tmp_path / "a"), Bucket(url, tmp_path / "b")
     one.create("versions/1", b"one")
@@ -258,6 +259,7 @@ def _numbers_of_two_builders(url: str, folder: Path) -> list[int]:
     return [*inner, last, *one.numbers()]
 
 
+@pytest.mark.long
 def test_versions_have_one_builder_each(url, tmp_path):
     assert _numbers_of_two_builders(url, tmp_path) == [2, 3, 1, 2, 3]
 
@@ -270,6 +272,7 @@ def test_that_notices_manifests_that_are_not_exclusive(url, tmp_path, monkeypatc
     assert _numbers_of_two_builders(url, tmp_path) == [2, 2, 1, 2]
 
 
+@pytest.mark.long
 def test_replicas_build_from_one_bucket(url, tmp_path):
     builders = [
         Builder(

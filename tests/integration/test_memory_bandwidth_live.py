@@ -117,6 +117,7 @@ def ranked(central: CentralProcess) -> dict:
     return json.loads(done.stdout) if done.returncode == 0 else {}
 
 
+@pytest.mark.long
 async def test_what_resctrl_reports_reaches_the_lake_and_place(machine, central: CentralProcess) -> None:  # noqa: F811 - the fixture
     windows = await asyncio.to_thread(measured, machine)
     central.client("operator")

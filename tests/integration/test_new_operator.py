@@ -35,7 +35,8 @@ PAGE = "http://127.0.0.1:7480"
 SERVER, STRESSOR = "wplab-server-1", "wplab-stressor-2"
 SERVER_UUID, STRESSOR_UUID = (f"57500000-0000-4000-8000-0000000000{number:02x}" for number in (1, 2))
 REQUESTS = Requests("10.77.0.101:80", send="/8000")  # each takes the server's vCPU some 13 ms
-REQUESTS_PER_S = 25
+SLOW_PER_S = 3  # so few that hardly any waits for another
+USED_CORES = 0.3  # of the server's vCPU, by the requests: on any machine less than a cap leaves it
 CONTROL = "10.77.0.102:9000"
 STRESS = "cpu 4"
 # Each VM has a control group: with equal shares the smaller one would always get what it needs. A share per vCPU, as
@@ -157,6 +158,18 @@ def vms(operator):
     return lab
 
 
+def requests_per_s(machine) -> float:
+    """Return how many requests use `USED_CORES` of the server's vCPU here."""
+    client = Client(machine, REQUESTS, SLOW_PER_S)
+    client.start()
+    try:
+        took_s = client.p95_s(MEASURED_S)
+    finally:
+        client.stop()
+    print(f"a request takes {took_s:.4f} s")
+    return USED_CORES / took_s
+
+
 def until_victim(operator: Operator) -> None:
     """Wait until the server suffers, as it does whenever the stressor is not capped."""
     victim = {SERVER: "victim", STRESSOR: "inflicting"}
@@ -197,7 +210,7 @@ def undone_in_s(lab: InnerLab, seconds: float) -> float | None:
 
 def test_the_recommendation_helps_and_is_undone_after_its_time(operator, vms):
     machine = operator.machine
-    client = Client(machine, REQUESTS, REQUESTS_PER_S)
+    client = Client(machine, REQUESTS, requests_per_s(machine))
     client.start()
     try:
         steady = {SERVER: "steady", STRESSOR: "steady"}

@@ -56,13 +56,12 @@ def forget_live_spools() -> None:
 
 def acknowledge_late() -> None:
     """Have a kill find batches that are committed and not yet acknowledged."""
-    original = writer.Journal._on_loop
+    original = writer.Journal._committed
 
-    def on_loop(self, *arguments) -> None:
-        time.sleep(0.05)
-        original(self, *arguments)
+    def committed(self, group) -> None:
+        self._loop.call_later(0.3, original, self, group)  # rolls go on meanwhile, and forget
 
-    writer.Journal._on_loop = on_loop
+    writer.Journal._committed = committed
 
 
 def no_lease() -> None:

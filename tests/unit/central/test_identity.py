@@ -104,6 +104,7 @@ async def test_nothing_but_a_dns_name_makes_an_operator(central: Central, tmp_pa
     assert await http_status(central, files) == 403
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("host", ["h1", "importer"])
 async def test_nothing_but_a_dns_name_makes_a_host_or_importer(

@@ -56,6 +56,7 @@ def test_codes_of_commands_stay_theirs(run, tmp_path):
     assert run("explain", "vm", "--socket", str(tmp_path / "none"))[0] == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words", ["agent --help", "--version", "doctor", "doctor --json", "check-config FILE", "trace presets"]
 )

@@ -165,6 +165,7 @@ def test_pip_takes_the_locked_file_and_refuses_a_tampered_one(tmp_path):
     assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
+@pytest.mark.long
 def test_pip_refuses_a_requirement_without_hashes(tmp_path):
     wheel(tmp_path / "files")
     done = pip_install(tmp_path, [lock.Pin("tiny==1.0")], "bare")
@@ -188,6 +189,7 @@ def index(tmp_path, monkeypatch):
     return publish
 
 
+@pytest.mark.long
 def test_hashes_are_of_all_files_of_the_version_on_all_indexes(index):
     index("first", ("tiny-1.0.tar.gz", TWO), ("tiny-1.1.tar.gz", f"sha256:{'3' * 64}"))
     index("second", ("tiny-1.0.tar.gz", TWO), ("tiny-1.0-py3-none-any.whl", ONE))

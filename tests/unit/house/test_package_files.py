@@ -185,6 +185,7 @@ def pages(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_pages_of_one_side_and_one_of_all(pages):
     names = {path.name for path in pages.glob("*.1")}
     assert {"whitepanda.1", "whitepanda-lake.1", "whitepanda-place.1"} <= names

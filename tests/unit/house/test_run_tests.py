@@ -87,6 +87,7 @@ def test_each_test_runs_once_and_those_of_the_lab_alone_after_the_others(tmp_pat
     assert sorted(ran[len(beside) :]) == ["events", "host_vms", "lab", "measured"]
 
 
+@pytest.mark.long
 def test_what_one_part_leaves_for_the_others_they_find_and_nobody_afterwards(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
@@ -104,6 +105,7 @@ def test_what_one_part_leaves_for_the_others_they_find_and_nobody_afterwards(tmp
     assert not Path(said.read_text()).exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("texts", "status"),
     [
@@ -128,6 +130,7 @@ def test_a_part_that_fails_fails_the_whole(tmp_path, capfd, texts, status):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("passes", "status"), [(2, 0), (3, 1)], ids=["once", "twice"])
 def test_what_fails_alone_is_repeated_once_and_both_outcomes_are_said(tmp_path, capfd, passes, status):
     """Only what failed runs again; what fails in a part beside others fails at once."""
@@ -151,6 +154,7 @@ def test_what_fails_alone_is_repeated_once_and_both_outcomes_are_said(tmp_path, 
     assert repeated == f"== b/test_b.py::test_busy: {outcome}"
 
 
+@pytest.mark.long
 def test_ci_s_policy_for_skipped_tests_holds_in_each_part(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("CI", "true")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n")

@@ -38,6 +38,7 @@ def test_the_site_builds_and_each_page_is_in_it(tmp_path):
     assert settings.count("<table") == (DOCS / "configuration.md").read_text(encoding="utf-8").count("\n|---")
 
 
+@pytest.mark.long
 def test_what_is_wrong_is_reported_and_nothing_is_published(tmp_path):
     docs, out = tmp_path / "docs", tmp_path / "site"
     docs.mkdir()

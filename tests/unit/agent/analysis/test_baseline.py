@@ -50,6 +50,7 @@ def test_without_the_clip_outliers_would_count(monkeypatch):
     assert (made.mean > 10).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("correlation_s", "low", "high"), [(0.05, 0.4, 0.75), (60.0, 0.8, 1.1)])
 def test_noise_that_is_remembered_does_not_shrink_with_the_window(correlation_s, low, high):
     rng = np.random.default_rng(2)

@@ -36,6 +36,7 @@ def test_victims_and_inflicting_vms_are_distinguished_5_s_after_a_change(seed):
     assert right(verdicts, 115, 170, [STEADY] * 3) >= 0.95
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_without_a_pmu_waiting_for_cpus_reports_and_clears(seed):
     waits = during(60, 110, 0.25, without=0, usual=0.02)

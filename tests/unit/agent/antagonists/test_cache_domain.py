@@ -33,6 +33,7 @@ def steps(past) -> list[tuple[float, int]]:
     ]
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(("noise_scaled", "paper")),
@@ -68,6 +69,7 @@ def test_the_live_trigger_has_a_mn_cpi_that_turns_it_on_whatever_was_seen(step_s
     assert trigger.value > trigger.threshold
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vms", [1, 3, 25])
 @pytest.mark.parametrize("quiet_s", [0, 300, 1200, 3000])
 def test_contention_from_the_start_is_found_and_stays_found(quiet_s, vms):

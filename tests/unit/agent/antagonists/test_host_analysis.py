@@ -473,6 +473,7 @@ def noisy(host, windows, seed, rise=0.0):
     return [report for report in host.reports[before:] if not report.ended]
 
 
+@pytest.mark.long
 def test_after_some_hours_the_trigger_is_the_hosts_own_noise(own_noise):
     """Below the paper's floor of 1, above this host's noise: mnCPI rises by 0.85."""
     host = own_noise

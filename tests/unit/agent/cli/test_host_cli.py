@@ -760,6 +760,7 @@ def test_a_host_with_victims_says_how_many_and_whom_it_blames():
     assert line(2) == "2 victims on this host now; no suspect"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("width", "shown"), [("200", b" 12M victim     1.42x [1.30, 1.58] batch-0001 +1"), ("50", b"inst?a1f3 ")]
 )

@@ -217,6 +217,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", [0.0, 0.1, 0.3, 0.5, 0.618, 0.9])
 @pytest.mark.parametrize("between_ticks", [False, True])
 @pytest.mark.parametrize(("tick_s", "window_s", "disk_poll_s"), SETTINGS)

@@ -157,6 +157,7 @@ def test_play_wind_and_speed():
     assert not any(thread.name == "top-player" for thread in threading.enumerate())
 
 
+@pytest.mark.long
 @on_one_loop
 async def test_keys_of_a_recording():
     async with Shown(Player(RECORDING), size=(100, 30)) as top:

@@ -194,6 +194,7 @@ CHILD = """
 """
 
 
+@pytest.mark.long
 def test_killed_in_the_middle_of_appends_nothing_is_lost_and_no_number_reused(tmp_path):
     path = [str(ROOT), str(ROOT / "proto")]
     meaning, tag = {}, 0

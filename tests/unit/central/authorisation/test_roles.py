@@ -113,6 +113,7 @@ async def test_a_method_whose_request_grpc_reads_before_the_door_is_refused() ->
     assert refused.value.args == (grpc.StatusCode.PERMISSION_DENIED,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 async def test_operators_alone_ask_the_fleet(central: Central, pki: dict[str, TlsFiles], name: str) -> None:
     for rpc in (WATCH, REFLECTION):

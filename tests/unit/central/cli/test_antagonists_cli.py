@@ -211,6 +211,7 @@ def test_bad_rows_are_counted_and_the_rest_goes_through(tmp_path, monkeypatch, c
         assert abs(row["coefficient"] - value) <= 1e-12 * scale
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["whitepanda", "panda"])
 def test_a_cpi_that_cannot_be_one_counts_for_nobody_but_its_usage_is_pressure(tmp_path, monkeypatch, capsys, method):
     rng = np.random.default_rng(5)

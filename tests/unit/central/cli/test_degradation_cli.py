@@ -126,6 +126,7 @@ def test_the_agent_chooses_by_the_baseline_what_was_fitted_for_it(fitted):
     assert 0.85 <= covered[~rows.is_baseline].mean() <= 0.97
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["gamma-log", "extra-trees"])
 @pytest.mark.parametrize("stress", [8, 30])
 def test_of_the_rows_that_a_model_was_fitted_to_none_is_unlike_training(tmp_path, method, stress):
@@ -365,6 +366,7 @@ def test_fit_refuses_in_one_line(tmp_path, capsys, monkeypatch, changes, message
     assert not (tmp_path / "model.json").exists()
 
 
+@pytest.mark.long
 def test_files_that_are_no_runs_are_distinguished(tmp_path, capsys, monkeypatch, fitted):
     _, model, _, _ = fitted
     header, *lines = study(tmp_path / "runs.csv", stress=20).read_text().splitlines()

@@ -195,6 +195,7 @@ def test_a_folder_that_is_none_of_slots_is_a_line(lake: Lake) -> None:
     assert json.loads(run("stats", lake.root, "--json"))["slot_s"] == 300.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["quick", "full"])
 def test_what_central_does_meanwhile_is_no_problem(lake: Lake, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """After each listing of samples and slots, and before slots are opened, central does all that it does, once."""

@@ -370,6 +370,7 @@ async def test_a_host_whose_known_jobs_all_left_forgets_them(fleet, tmp_path):
 HELD = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3))
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(HELD, st.sets(st.sampled_from("abcd")), st.booleans()), max_size=6))
 def test_whatever_happened_an_exchange_leaves_just_the_rows_of_the_jobs_that_run(steps):
     """Any versions, missed or not, any jobs; an answer may be lost on its way."""

@@ -167,6 +167,7 @@ def test_what_lies_between_the_groups_of_training_rows_is_still_new():
     assert not fitted.bounds(between, baseline, estimated)[2].any()
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_block_and_it_stays_small():
     first, again, other = (intervals.fit(*rows(3000, 1), scenarios(3000), nominal=0.9, seed=seed) for seed in (0, 0, 1))
     assert first == again

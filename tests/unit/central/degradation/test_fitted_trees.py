@@ -52,6 +52,7 @@ def test_extra_trees_predict_what_scikit_learn_predicts(link):
         np.testing.assert_allclose(read(block).predict(features, base), expected, rtol=1e-9, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("directions", [(), (-1, 1, 0)])
 def test_boosting_predicts_what_scikit_learn_predicts(directions):
     values, baseline, degradation = rows(400, 1)

@@ -185,6 +185,7 @@ async def test_a_batch_at_which_the_process_dies_is_set_aside(tmp_path: Path, mo
     await journal.close()
 
 
+@pytest.mark.long
 async def test_where_memory_is_short_for_anything_nothing_is_set_aside(tmp_path: Path) -> None:
     journal, lake = await _with_rows(tmp_path), Lake(tmp_path / "lake")
     worker = RollWorker(lake.name, tmp_path, journal.lock, 1 << 20)

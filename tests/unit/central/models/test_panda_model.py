@@ -154,6 +154,7 @@ def assert_close(found: panda.Coefficients, rows, tolerance):
         assert abs(value - expected[job]) <= tolerance * scale[job], job
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(some_rows)
 def test_fit_equals_plain_loops(rows):
@@ -183,6 +184,7 @@ def test_any_split_into_days_equals_the_whole(rows, order, parts):
             assert merged.statistics().samples.tolist() == whole.samples.tolist()
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(some_rows, some_rows)
 def test_merge_is_commutative_to_the_last_digit(left, right):

@@ -154,6 +154,7 @@ def test_adjusted_p_values_are_those_of_scipy() -> None:
     assert benjamini_hochberg(p) == pytest.approx(false_discovery_control(p))
 
 
+@pytest.mark.long
 def test_intervals_by_machines_cover_where_the_papers_do_not() -> None:
     settings = replace(CPU_UPGRADE, machines=300, jobs=40, instances=5_000, widening=2.2, effect=0.0, effect_spread=0.0)
     ours = papers = 0

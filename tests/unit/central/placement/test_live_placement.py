@@ -258,6 +258,7 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
     assert found["unmeasured"] == page["unmeasured"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [

@@ -136,6 +136,7 @@ def test_small_segments_become_one_row_group(tmp_path: Path) -> None:
     assert rows(lake) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", range(6))
 def test_a_failure_at_any_step_leaves_every_row_once(lake: Lake, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     before, slots, steps = rows(lake), rolled(lake), iter(range(100))

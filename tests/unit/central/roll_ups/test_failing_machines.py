@@ -212,6 +212,7 @@ def test_an_engine_makes_the_folder_for_what_does_not_fit(tmp_path) -> None:
         assert list((tmp_path / "spill" / "lane-0").iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["whitepanda", "panda"])
 def test_of_a_machine_day_with_too_many_jobs_the_most_common_ones_count(lake, method) -> None:
     crowd = {name: list(column)[:300] for name, column in rows_of(0, 3).items()}

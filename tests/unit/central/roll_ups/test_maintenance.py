@@ -191,6 +191,7 @@ def test_segments_that_were_merged_during_their_roll_up_are_read_again(lake, mon
     assert verified(lake) == []
 
 
+@pytest.mark.long
 def test_crowded_days_stay_where_nothing_is_to_be_merged(lake, clock, monkeypatch):
     monkeypatch.setattr(care, "_CROWD", 0)
     built = builder(lake, clock, compact=False)
@@ -198,6 +199,7 @@ def test_crowded_days_stay_where_nothing_is_to_be_merged(lake, clock, monkeypatc
     assert segments(lake) == [5, 5, 5, 5]
 
 
+@pytest.mark.long
 async def test_a_version_is_in_force_before_the_lake_is_taken_care_of(tmp_path, lake, clock, monkeypatch):
     reported = []
     daemon = InThread(tmp_path, lake, SECTION, clock_unix_ns=clock)
@@ -231,6 +233,7 @@ def test_nothing_is_done_where_it_is_off_or_another_builds(lake, clock):
     assert segments(lake) == [5, 5, 5, 5]
 
 
+@pytest.mark.long
 def test_old_samples_and_older_slots_go(lake, clock):
     built = builder(lake, clock, raw_days=2, slot_days=3)
     assert after_build(built) == 1
@@ -249,6 +252,7 @@ def test_slots_of_days_with_samples_stay(lake, clock):
     assert len(SlotStore(lake, SLOT_NS).manifests()) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", range(4))
 def test_a_kill_while_slots_go_leaves_a_whole_day_or_none(lake, clock, monkeypatch, step):
     slots = rolled(lake)
@@ -273,6 +277,7 @@ def test_a_kill_while_slots_go_leaves_a_whole_day_or_none(lake, clock, monkeypat
     assert not list((lake.root / "slots/slot=300").glob("day=2026-11-01/*"))
 
 
+@pytest.mark.long
 def test_a_failure_is_reported_once_costs_no_version_and_is_tried_again(lake, clock, monkeypatch, capsys):
     log.configure("info")
     original = LakeMaintenance._run
@@ -322,6 +327,7 @@ def reseal(lake) -> None:
         path.write_bytes(checksums.sealed(json.dumps(content).encode(), name))
 
 
+@pytest.mark.long
 def test_verify_reads_files_of_batches(lake, clock):
     manifest = rolled(lake).manifest(FIRST_DAY)
     path = lake.root / manifest.parts[0].batches
@@ -364,6 +370,7 @@ def test_a_damaged_segment_leaves_the_other_days_compacted(lake, clock):
     assert segments(lake) == [5, 1, 1, 5]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["slots", "batches", "manifest"])
 def test_damaged_slots_keep_the_samples_of_their_own_day(lake, clock, what):
     slots = rolled(lake)

@@ -34,6 +34,7 @@ def rounded(reported):
     return json.loads(reported, parse_float=lambda digits: float(f"{float(digits):.11g}"))
 
 
+@pytest.mark.long
 async def test_a_comparison_is_reported_as_from_the_lake(ask, lake, tmp_path, monkeypatch):
     sides = (f"rest,{DAY_1}", f"hosts={lake.parent / 'test.csv'},{DAY_1}")
     more = ("--metric", "mips", "--top", 1, "--confidence", 0.9, "--min-coverage", 0)
@@ -50,6 +51,7 @@ async def test_a_comparison_is_reported_as_from_the_lake(ask, lake, tmp_path, mo
     assert "2 jobs in all, of which central sends the 1 heaviest" in (await ask("compare", *sides))[1]
 
 
+@pytest.mark.long
 async def test_a_plan_is_reported_and_made_again_as_from_files(ask, lake, tmp_path):
     rows = read_side(Lake(lake), Side("all", until_ns=2 * DAY_NS), "ipc")
     write_jobs(tmp_path / "jobs.parquet", jobs_of(rows))
@@ -69,6 +71,7 @@ async def test_a_plan_is_reported_and_made_again_as_from_files(ask, lake, tmp_pa
     assert sum(job["observe"] for job in few["jobs"]) == few["instances"] == 8
 
 
+@pytest.mark.long
 async def test_what_central_refuses_and_what_is_not_asked(ask, served, lake, tmp_path):  # noqa: F811
     central, hosts = f"127.0.0.1:{served.port}", f"hosts={lake.parent / 'test.csv'}"
     plan = ("plan", "--margin-percent", 1)

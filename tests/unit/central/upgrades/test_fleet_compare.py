@@ -95,6 +95,7 @@ def test_values_beyond_all_measure_are_refused(run, tmp_path) -> None:
         assert run("compare", *sides)[0] == 0
 
 
+@pytest.mark.long
 def test_sides_of_the_lake(run, lake) -> None:
     hosts = lake.parent / "test.csv"
 

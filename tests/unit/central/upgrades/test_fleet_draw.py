@@ -8,6 +8,7 @@ from central.upgrades.tables import read_machines
 from tests.support.fleet_cli import rows_file, write
 
 
+@pytest.mark.long
 def test_machines_are_drawn_again_until_they_cover_and_balance(run, tmp_path) -> None:
     fleet = tmp_path / "fleet.parquet"
     assert run("simulate", fleet, "--machines", 200, "--jobs", 40, "--instances", 3000)[0] == 0
@@ -50,6 +51,7 @@ def test_a_plan_says_how_many_machines(run, tmp_path) -> None:
     assert read_machines(out) == found["machines"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_what_a_plan_has_drawn_is_compared_by_default(run, tmp_path, seed) -> None:
     """A plan for 0.8 of the weight, of which 0.8 are there, would be 0.64: less than `compare` takes."""

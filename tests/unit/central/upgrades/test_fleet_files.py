@@ -75,6 +75,7 @@ def test_tables_go_to_a_pipe_too(run, tmp_path) -> None:
         assert pipe.readline().replace('"', "").strip() == HEADER
 
 
+@pytest.mark.long
 def test_the_commands_of_the_guide_do_what_it_says(run, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     guide = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")

@@ -104,6 +104,7 @@ def test_observed_rows_are_held_against_the_plan_and_planned_again(run, tmp_path
     assert (code, "no planned job has 4 instances" in err) == (3, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -103,6 +103,7 @@ def test_a_message_of_the_layout_says_all_else_that_the_first_one_said(sequence:
         assert bytes(raw[at:end]) == np.array(getattr(batch, name), kind).tobytes() or _has_nan(batch)
 
 
+@pytest.mark.long
 @given(st.data())
 def test_numbers_are_sound_exactly_where_no_row_is_refused(data) -> None:
     columns = {

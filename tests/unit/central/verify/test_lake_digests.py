@@ -137,6 +137,7 @@ def test_a_long_file_is_read_to_its_end(tmp_path: Path) -> None:
         checksums.seal_file(Path(__file__), "a")
 
 
+@pytest.mark.long
 def test_verify_names_what_is_swapped_or_damaged(lake: Lake) -> None:
     assert verify(lake) == (0, [])
     segments = [segment.path for segment in lake.segments()]
@@ -395,6 +396,7 @@ def test_what_is_no_file_is_a_problem_of_its_own_and_ends_nothing_else(small: La
 MIN_TWO = {"stats": (), "compact": ("--min-segments", "2")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["loop", "pipe", "folder"])
 def test_state_that_is_no_file_is_made_again(lake: Lake, kind: str) -> None:
     for path in sorted(lake.root.glob("state/*/*/*/digests.json")):

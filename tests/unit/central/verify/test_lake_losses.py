@@ -161,6 +161,7 @@ def test_a_loss_that_was_merged_over_is_still_reported(lake: Lake) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", range(9))
 def test_retention_is_no_loss_wherever_it_is_killed(lake: Lake, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     slots = SlotStore(lake, SLOT_NS)

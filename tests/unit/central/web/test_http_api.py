@@ -132,6 +132,7 @@ async def test_a_question_whose_client_left_while_it_waited_is_not_asked(served,
     assert len(asked) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "path", ["/v1/events", "/v1/incidents", "/v1/vms/x/history", "/v1/host-timeline?host=h", "/v1/job?job=j"]
 )

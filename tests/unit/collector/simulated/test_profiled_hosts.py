@@ -174,6 +174,7 @@ def test_tails_grow_with_load_and_disk() -> None:
     assert tail(np.array([5.0]), np.array([0.0])) == tail(np.array([0.97]), np.array([0.0]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "vcpus"), [("silo", 2), ("masstree", 2), ("masstree", 4)])
 def test_requests_one_by_one_have_the_expected_tail(name: str, vcpus: int) -> None:
     app = APPLICATIONS[name]
