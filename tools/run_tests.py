@@ -30,7 +30,8 @@ _CENTRAL = "tests/unit/central"  # half of all unit tests
 _FIRST, _SECOND = "test_[a-d]*", "test_[!a-d]*"  # names of files
 #: What of the integration tests has to do with the host: one after the other. The rest, central's, is a further part.
 _HOST = ("arm64", *(f"test_{name}*.py" for name in ("demo", "host", "pqos", "record", "resctrl", "systemd")))
-_LONG_TIMEOUT = ("--timeout", "1500")  # seconds that one test may take
+#: How many seconds a long test may take; which take longest is printed.
+_LONG = ("--timeout", "1500", "--durations", "40", "--durations-min", "8")
 _DEBS = "WHITEPANDA_TEST_DEBS"  # a folder in which the parts leave packages for each other: they take a minute to build
 _TEMPORARY = "PYTEST_DEBUG_TEMPROOT"  # pytest makes its tests' folders in it
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of random name is made in it
@@ -51,9 +52,9 @@ def parts(root: Path = ROOT) -> tuple[list[list[str]], list[str]]:
 
 def long_parts() -> tuple[list[list[str]], list[str]]:
     """Return the same of the long tests. Those of tests/unit only compute: they leave the CPUs to the rest."""
-    rest = ["tests", "--ignore=tests/unit", *_LONG_TIMEOUT]
+    rest = ["tests", "--ignore=tests/unit", *_LONG]
     halves = [[*rest, f"--ignore-glob=*/{half}", "-m", "long and not alone"] for half in (_FIRST, _SECOND)]
-    return [["tests/unit", *_LONG_TIMEOUT, "-m", "long"], *halves], [*rest, "-m", "long and alone"]
+    return [["tests/unit", *_LONG, "-m", "long"], *halves], [*rest, "-m", "long and alone"]
 
 
 def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT) -> int:
