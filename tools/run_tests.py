@@ -5,6 +5,7 @@ like length, and the integration tests that bring all that they talk to, on port
 them, alone, run those marked `alone`: of the lab, for the machine has one libvirtd, and those that measure time or
 shares of CPUs. One of these that fails is repeated once, for another machine may have taken the CPUs meanwhile; both
 outcomes stand in the last lines, and a second failure fails.
+Of the long tests those that only compute run meanwhile, at idle priority: they take what these leave of the CPUs.
 Each process is a pytest of its own with CI's policy for skipped tests. Each test runs in exactly one of them.
 
     tools/run_tests.py [argument of pytest ...]    with arguments: one pytest with just these
@@ -19,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each process has a core, not all of them
@@ -36,7 +38,8 @@ _DEBS = "WHITEPANDA_TEST_DEBS"  # a folder in which the parts leave packages for
 _TEMPORARY = "PYTEST_DEBUG_TEMPROOT"  # pytest makes its tests' folders in it
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of random name is made in it
 _ROOM_BYTES = 8 << 30
-_NICE = 10
+_COMPUTE = ("tests/unit", "tests/bench")  # their long tests only compute
+_IDLE = ("chrt", "--idle", "0")
 _TESTS_FAILED = 1  # pytest's exit status
 
 
@@ -50,15 +53,15 @@ def parts(root: Path = ROOT) -> tuple[list[list[str]], list[str]]:
     return beside, ["tests", "--ignore=tests/unit", "-m", "alone and not long"]
 
 
-def long_parts() -> tuple[list[list[str]], list[str]]:
-    """Return the same of the long tests. Those of tests/unit only compute: they leave the CPUs to the rest."""
-    rest = ["tests", "--ignore=tests/unit", *_LONG]
+def long_parts() -> tuple[list[list[str]], list[str], list[str]]:
+    """Return the same of the long tests, and those that only compute: they take the time that `alone` leaves."""
+    rest = ["tests", *(f"--ignore={folder}" for folder in _COMPUTE), *_LONG]
     halves = [[*rest, f"--ignore-glob=*/{half}", "-m", "long and not alone"] for half in (_FIRST, _SECOND)]
-    return [["tests/unit", *_LONG, "-m", "long"], *halves], [*rest, "-m", "long and alone"]
+    return halves, [*rest, "-m", "long and alone"], [*_COMPUTE, *_LONG, "-m", "long"]
 
 
-def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT) -> int:
-    """Run the parts; print what each says when it is over, the last one's at once.
+def run(beside: Sequence[Sequence[str]], alone: Sequence[str], idle: Sequence[str] = (), root: Path = ROOT) -> int:
+    """Run the parts; print what each says when it is over, that of `alone` immediately. `idle` gives way to `alone`.
 
     Returns:
         0 if all parts passed, else the first other exit status.
@@ -66,7 +69,8 @@ def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT
     """
     with tempfile.TemporaryDirectory() as debs, tempfile.TemporaryDirectory(dir=_in_memory()) as temporary:
         # Tests flush many small files, which costs them a fifth of their time on a disk.
-        return _run(beside, alone, root, os.environ | _KEEP_COMPILED | {_DEBS: debs, _TEMPORARY: temporary})
+        environment = os.environ | _KEEP_COMPILED | {_DEBS: debs, _TEMPORARY: temporary}
+        return _run(beside, alone, [idle] if idle else [], root, environment)
 
 
 def _in_memory() -> str | None:
@@ -77,54 +81,69 @@ def _in_memory() -> str | None:
     return None
 
 
-def _run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path, environment: dict[str, str]) -> int:
+def _run(
+    beside: Sequence[Sequence[str]],
+    alone: Sequence[str],
+    idle: Sequence[Sequence[str]],
+    root: Path,
+    environment: dict[str, str],
+) -> int:
     began = time.monotonic()
-    running = []
-    for arguments in beside:
-        said = tempfile.TemporaryFile()  # noqa: SIM115 - read when its process has ended
-        command = _pytest(arguments)
-        if arguments[-1] == "long":
-            command = ["nice", "-n", str(_NICE), *command]
-        process = subprocess.Popen(
-            command, stdout=said, stderr=subprocess.STDOUT, cwd=root, env=environment | _ONE_THREAD
-        )
-        running.append((arguments, process, said))
-    statuses = []
+    with _started(beside, (), root, environment) as running:
+        statuses = [_ended(*part, began) for part in running]
+    print(f"== {' '.join(alone)}", flush=True)
+    with _started(idle, _IDLE, root, environment) as running, tempfile.TemporaryDirectory() as kept:
+        command = [*_pytest(alone), "-o", f"cache_dir={kept}"]
+        status = subprocess.run(command, check=False, cwd=root, env=environment).returncode
+        statuses += [_ended(*part, began) for part in running]
+        failed = _failed(kept) if status == _TESTS_FAILED else []
+        if failed:
+            print(f"== again, what failed of {' '.join(alone)}", flush=True)
+            command += ["--last-failed", "--last-failed-no-failures", "none"]
+            status = subprocess.run(command, check=False, cwd=root, env=environment).returncode
+        twice = _failed(kept)
+    statuses.append(status)
+    print(f"== all parts: {time.monotonic() - began:.0f} s, exit statuses {statuses}", flush=True)
+    outcomes = {True: "failed, and failed again", False: "failed, and passed when repeated"}
+    for name in failed:
+        print(f"== {name}: {outcomes[name in twice]}", flush=True)
+    return next((status for status in statuses if status), 0)
+
+
+#: A part: its arguments, its process, and what it says.
+_Part = tuple[Sequence[str], "subprocess.Popen[bytes]", IO[bytes]]
+
+
+@contextlib.contextmanager
+def _started(
+    parts: Sequence[Sequence[str]], before: Sequence[str], root: Path, environment: dict[str, str]
+) -> Iterator[list[_Part]]:
+    """Start parts, each by a command that begins with `before`; end those that still run when the caller fails."""
+    running: list[_Part] = []
     try:
-        for arguments, process, said in running:
-            statuses.append(process.wait())
-            with said:
-                said.seek(0)
-                text = said.read().decode(errors="replace")
-            print(f"== {' '.join(arguments)}: {time.monotonic() - began:.0f} s\n{text}", flush=True)
+        for arguments in parts:
+            said = tempfile.TemporaryFile()  # noqa: SIM115 - read when its process has ended
+            command = [*before, *_pytest(arguments)]
+            process = subprocess.Popen(
+                command, stdout=said, stderr=subprocess.STDOUT, cwd=root, env=environment | _ONE_THREAD
+            )
+            running.append((arguments, process, said))
+        yield running
     finally:
         for _, process, _ in running:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-    print(f"== {' '.join(alone)}", flush=True)
-    status, repeated = _run_alone(alone, root, environment)
-    statuses.append(status)
-    print(f"== all parts: {time.monotonic() - began:.0f} s, exit statuses {statuses}", flush=True)
-    for line in repeated:
-        print(f"== {line}", flush=True)
-    return next((status for status in statuses if status), 0)
 
 
-def _run_alone(arguments: Sequence[str], root: Path, environment: dict[str, str]) -> tuple[int, list[str]]:
-    """Run a part, and once again what failed of it: return the exit status, and a line per test that was repeated."""
-    with tempfile.TemporaryDirectory() as kept:
-        command = [*_pytest(arguments), "-o", f"cache_dir={kept}"]
-        status = subprocess.run(command, check=False, cwd=root, env=environment).returncode
-        failed = _failed(kept)
-        if status != _TESTS_FAILED or not failed:
-            return status, []
-        print(f"== again, what failed of {' '.join(arguments)}", flush=True)
-        command += ["--last-failed", "--last-failed-no-failures", "none"]
-        status = subprocess.run(command, check=False, cwd=root, env=environment).returncode
-        twice = _failed(kept)
-    outcomes = {True: "failed, and failed again", False: "failed, and passed when repeated"}
-    return status, [f"{name}: {outcomes[name in twice]}" for name in failed]
+def _ended(arguments: Sequence[str], process: "subprocess.Popen[bytes]", said: IO[bytes], began: float) -> int:
+    """Wait for a part, print what it said, and return its exit status."""
+    status = process.wait()
+    with said:
+        said.seek(0)
+        text = said.read().decode(errors="replace")
+    print(f"== {' '.join(arguments)}: {time.monotonic() - began:.0f} s\n{text}", flush=True)
+    return status
 
 
 def _failed(cache: str) -> list[str]:

@@ -41,7 +41,7 @@ def test_every_file_is_in_one_part_and_of_unit_tests_none_is_alone():
 
 
 def test_every_file_is_in_one_part_of_the_long_tests_too():
-    (units, *halves), alone = run_tests.long_parts()
+    halves, alone, units = run_tests.long_parts()
     rest = [file for half in halves for file in files_of(half)]
     assert sorted(files_of(units) + rest) == sorted((ROOT / "tests").rglob("test_*.py"))
     assert sorted(rest) == sorted(files_of(alone))
@@ -81,7 +81,7 @@ def test_each_test_runs_once_and_those_of_the_lab_alone_after_the_others(tmp_pat
     write("integration", "events", LAB, "vms")
     conftest = ROOT / "tests" / "integration" / "conftest.py"
     (tmp_path / "tests" / "integration" / "conftest.py").write_text(conftest.read_text())
-    assert run_tests.run(*run_tests.parts(tmp_path), tmp_path) == 0, capfd.readouterr().out
+    assert run_tests.run(*run_tests.parts(tmp_path), root=tmp_path) == 0, capfd.readouterr().out
     ran = (tmp_path / "said").read_text().split()
     assert sorted(ran[: len(beside)]) == sorted(beside)
     assert sorted(ran[len(beside) :]) == ["events", "host_vms", "lab", "measured"]
@@ -101,7 +101,7 @@ def test_what_one_part_leaves_for_the_others_they_find_and_nobody_afterwards(tmp
     for name, text in texts.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text(begin + text)
-    assert run_tests.run([["a", "-p", "no:cacheprovider"], ["c"]], ["b"], tmp_path) == 0, capfd.readouterr().out
+    assert run_tests.run([["a", "-p", "no:cacheprovider"], ["c"]], ["b"], root=tmp_path) == 0, capfd.readouterr().out
     assert not Path(said.read_text()).exists()
 
 
@@ -119,7 +119,7 @@ def test_a_part_that_fails_fails_the_whole(tmp_path, capfd, texts, status):
     for name, text in zip("abc", texts, strict=True):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text(text)
-    assert run_tests.run([["a", "-p", "no:cacheprovider"], ["b"]], ["c"], tmp_path) == status
+    assert run_tests.run([["a", "-p", "no:cacheprovider"], ["b"]], ["c"], root=tmp_path) == status
     out = capfd.readouterr().out
     said = [line.split(":")[0] for line in out.splitlines() if line.startswith("== ")]
     assert [line for line in said if "test_c" not in line and "again" not in line] == [
@@ -143,13 +143,13 @@ def test_what_fails_alone_is_repeated_once_and_both_outcomes_are_said(tmp_path, 
         f"def test_busy(): assert count('busy') >= {passes}\n"
         "def test_calm(): count('calm')\n"
     )
-    for name, text in {"a": "def test(): pass", "b": count}.items():
+    for name, text in {"a": "def test(): pass", "b": count, "c": "def test(): pass"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text(text)
-    assert run_tests.run([["a"]], ["b"], tmp_path) == status
+    assert run_tests.run([["a"]], ["b"], ["c"], root=tmp_path) == status
     assert [len((tmp_path / f"{name}.said").read_text()) for name in ("busy", "calm")] == [2, 1]
     *_, parts, repeated = capfd.readouterr().out.splitlines()
-    assert parts.endswith(f"exit statuses [0, {status}]")
+    assert parts.endswith(f"exit statuses [0, 0, {status}]")
     outcome = "failed, and failed again" if status else "failed, and passed when repeated"
     assert repeated == f"== b/test_b.py::test_busy: {outcome}"
 
@@ -164,5 +164,5 @@ def test_ci_s_policy_for_skipped_tests_holds_in_each_part(tmp_path, capfd, monke
     (tmp_path / "a" / "test_a.py").write_text("import pytest\n\ndef test(): pytest.skip('no hardware')")
     policy = (ROOT / "tests" / "conftest.py").read_text()
     (tmp_path / "a" / "conftest.py").write_text(policy)
-    assert run_tests.run([["a"], ["b"]], ["c"], tmp_path) == 1
+    assert run_tests.run([["a"], ["b"]], ["c"], root=tmp_path) == 1
     assert "NOT LISTED in tests/skips.toml: a/test_a.py::test" in capfd.readouterr().out
