@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -35,7 +35,7 @@ _HOST = ("arm64", *(f"test_{name}*.py" for name in ("demo", "host", "pqos", "rec
 #: How many seconds a long test may take; which take longest is printed.
 _LONG = ("--timeout", "1500", "--durations", "40", "--durations-min", "8")
 _DEBS = "WHITEPANDA_TEST_DEBS"  # a folder in which the parts leave packages for each other: they take a minute to build
-_TEMPORARY = "PYTEST_DEBUG_TEMPROOT"  # pytest makes its tests' folders in it
+_TEMPORARY = "WHITEPANDA_TEST_FILES"  # a folder for all files of tests
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of random name is made in it
 _ROOM_BYTES = 8 << 30
 _COMPUTE = ("tests/unit", "tests/bench")  # their long tests only compute
@@ -67,7 +67,7 @@ def run(beside: Sequence[Sequence[str]], alone: Sequence[str], idle: Sequence[st
         0 if all parts passed, else the first other exit status.
 
     """
-    with tempfile.TemporaryDirectory() as debs, tempfile.TemporaryDirectory(dir=_in_memory()) as temporary:
+    with tempfile.TemporaryDirectory() as debs, tempfile.TemporaryDirectory(prefix="", dir=_in_memory()) as temporary:
         # Tests flush many small files, which costs them a fifth of their time on a disk.
         environment = os.environ | _KEEP_COMPILED | {_DEBS: debs, _TEMPORARY: temporary}
         return _run(beside, alone, [idle] if idle else [], root, environment)
@@ -93,7 +93,7 @@ def _run(
         statuses = [_ended(*part, began) for part in running]
     print(f"== {' '.join(alone)}", flush=True)
     with _started(idle, _IDLE, root, environment) as running, tempfile.TemporaryDirectory() as kept:
-        command = [*_pytest(alone), "-o", f"cache_dir={kept}"]
+        command = [*_pytest(alone, {}), "-o", f"cache_dir={kept}"]
         status = subprocess.run(command, check=False, cwd=root, env=environment).returncode
         statuses += [_ended(*part, began) for part in running]
         failed = _failed(kept) if status == _TESTS_FAILED else []
@@ -123,7 +123,7 @@ def _started(
     try:
         for arguments in parts:
             said = tempfile.TemporaryFile()  # noqa: SIM115 - read when its process has ended
-            command = [*before, *_pytest(arguments)]
+            command = [*before, *_pytest(arguments, environment)]
             process = subprocess.Popen(
                 command, stdout=said, stderr=subprocess.STDOUT, cwd=root, env=environment | _ONE_THREAD
             )
@@ -154,8 +154,12 @@ def _failed(cache: str) -> list[str]:
         return []
 
 
-def _pytest(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-m", "not long", *arguments]
+def _pytest(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return the command, with a folder of files whose path is no longer than pytest's own: there are sockets in it."""
+    command = [sys.executable, "-m", "pytest", "-m", "not long", *arguments]
+    if temporary := environment.get(_TEMPORARY):
+        command += ["--basetemp", tempfile.mkdtemp(prefix="", dir=temporary)]
+    return command
 
 
 def main() -> int:
@@ -164,7 +168,7 @@ def main() -> int:
     if arguments == ["--long"]:
         return run(*long_parts())
     if arguments:
-        return subprocess.run(_pytest(arguments), check=False, cwd=ROOT).returncode
+        return subprocess.run(_pytest(arguments, {}), check=False, cwd=ROOT).returncode
     beside, alone = parts()
     return run(beside, alone)
 

@@ -77,10 +77,11 @@ def says(text, *, closes=False):
     return answer
 
 
-async def load_for(seconds, load):
+async def load_until(condition, load):
+    """Run a load until something has come true; what was measured by then."""
     task = asyncio.create_task(load.run())
     start_ns = time.monotonic_ns()
-    await asyncio.sleep(seconds)
+    await until(condition)
     measured = load.over(start_ns, time.monotonic_ns())
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -100,10 +101,9 @@ async def test_answers_of_http_are_read_to_their_end(answer, closes):
     async with Server(says(answer, closes=closes)) as server:
         spec = Requests(address=server.address, send="/a?b=1", connections=2)
         load = RequestLoad(spec, 100.0, seed=1)
-        measured = await load_for(0.6, load)
+        measured = await load_until(lambda: len(server.requests) >= 20, load)
     assert (load.failures, load.trouble) == (0, "")
     assert server.requests[0] == b"GET /a?b=1 HTTP/1.1\r\n"
-    assert len(server.requests) >= 20
     assert (server.connections > 2) is closes
     assert 0 < measured.p50_latency_s <= measured.p95_latency_s <= measured.p99_latency_s
 
@@ -111,7 +111,7 @@ async def test_answers_of_http_are_read_to_their_end(answer, closes):
 async def test_lines_are_answered_by_lines():
     async with Server(says(b"PONG\n")) as server:
         load = RequestLoad(Requests(server.address, "line", send="PING", connections=1), 50.0, seed=1)
-        assert await load_for(0.4, load) is not None
+        assert await load_until(lambda: len(server.requests) >= 3, load) is not None
     assert set(server.requests) == {b"PING\n"}
     assert server.connections == 1
 
@@ -129,8 +129,7 @@ async def test_lines_are_answered_by_lines():
 async def test_a_failed_request_is_counted_with_its_reason_and_is_no_latency(answer, closes, trouble):
     async with Server(says(answer, closes=closes)) as server:
         load = RequestLoad(Requests(address=server.address, connections=1), 50.0, seed=1)
-        assert await load_for(0.4, load) is None
-    assert load.failures >= 2
+        assert await load_until(lambda: load.failures >= 2, load) is None
     assert trouble in load.trouble
 
 
@@ -138,8 +137,7 @@ async def test_a_server_that_is_not_there_is_reported():
     async with Server(says(OK)) as server:
         address = server.address
     load = RequestLoad(Requests(address=address, connections=1), 50.0, seed=1)
-    assert await load_for(0.3, load) is None
-    assert load.failures >= 1
+    assert await load_until(lambda: load.failures, load) is None
     assert load.trouble == "Connection refused"
 
 
@@ -154,10 +152,10 @@ async def test_requests_fall_due_whether_or_not_the_server_answers():
 
     async with Server(stalls) as server:
         spec = Requests(address=server.address, connections=1, arrivals="even")
-        measured = await load_for(1.3, RequestLoad(spec, 50.0, seed=1))
+        # Those that waited come after all.
+        measured = await load_until(lambda: len(server.requests) >= 60, RequestLoad(spec, 50.0, seed=1))
     assert measured.p95_latency_s > 0.6
     assert measured.p50_latency_s > 0.1
-    assert measured.requests_per_s > 20  # those that waited came after all
 
 
 async def test_an_answer_that_takes_too_long_counts_as_the_limit():
@@ -166,7 +164,7 @@ async def test_an_answer_that_takes_too_long_counts_as_the_limit():
 
     async with Server(never) as server:
         load = RequestLoad(Requests(address=server.address, connections=1, timeout_s=0.15), 40.0, seed=1)
-        measured = await load_for(1.0, load)
+        measured = await load_until(lambda: load.over(0, time.monotonic_ns()), load)
     assert measured[:3] == (0.15, 0.15, 0.15)
     assert load.failures == 0
 
