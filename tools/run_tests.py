@@ -1,10 +1,10 @@
 """Run all tests that `make test` promises, in processes beside each other where nothing but CPU time is shared.
 
-Most tests wait (for ticks, deadlines, servers of their own), so they run beside each other: the unit tests, in parts of
-like length, and the integration tests that bring all that they talk to, on ports and in namespaces of their own. After
-them, alone, run those marked `alone`: of the lab, for the machine has one libvirtd, and those that measure time or
-shares of CPUs. One of these that fails is repeated once, for another machine may have taken the CPUs meanwhile; both
-outcomes stand in the last lines, and a second failure fails.
+Most tests wait (for ticks, deadlines, servers of their own), so they run beside each other: the unit tests, in two
+parts of like length, and the integration tests that bring all that they talk to, on ports and in namespaces of their
+own. After them, alone, run those marked `alone`: of the lab, for the machine has one libvirtd, and those that measure
+time or shares of CPUs. One of these that fails is repeated once, for another machine may have taken the CPUs meanwhile;
+both outcomes stand in the last lines, and a second failure fails.
 Of the long tests those that only compute run meanwhile, at idle priority: they take what these leave of the CPUs.
 Each process is a pytest of its own with CI's policy for skipped tests. Each test runs in exactly one of them.
 
@@ -20,9 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each process has a core, not all of them
@@ -35,7 +35,6 @@ _HOST = ("arm64", *(f"test_{name}*.py" for name in ("demo", "host", "pqos", "rec
 #: How many seconds a long test may take; which take longest is printed.
 _LONG = ("--timeout", "1500", "--durations", "40", "--durations-min", "8")
 _DEBS = "WHITEPANDA_TEST_DEBS"  # a folder in which the parts leave packages for each other: they take a minute to build
-_TEMPORARY = "WHITEPANDA_TEST_FILES"  # a folder for all files of tests
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of random name is made in it
 _ROOM_BYTES = 8 << 30
 _COMPUTE = ("tests/unit", "tests/bench")  # their long tests only compute
@@ -69,8 +68,8 @@ def run(beside: Sequence[Sequence[str]], alone: Sequence[str], idle: Sequence[st
     """
     with tempfile.TemporaryDirectory() as debs, tempfile.TemporaryDirectory(prefix="", dir=_in_memory()) as temporary:
         # Tests flush many small files, which costs them a fifth of their time on a disk.
-        environment = os.environ | _KEEP_COMPILED | {_DEBS: debs, _TEMPORARY: temporary}
-        return _run(beside, alone, [idle] if idle else [], root, environment)
+        environment = os.environ | _KEEP_COMPILED | {_DEBS: debs}
+        return _run(beside, alone, [idle] if idle else [], _Place(root, environment, temporary))
 
 
 def _in_memory() -> str | None:
@@ -81,26 +80,20 @@ def _in_memory() -> str | None:
     return None
 
 
-def _run(
-    beside: Sequence[Sequence[str]],
-    alone: Sequence[str],
-    idle: Sequence[Sequence[str]],
-    root: Path,
-    environment: dict[str, str],
-) -> int:
+def _run(beside: Sequence[Sequence[str]], alone: Sequence[str], idle: Sequence[Sequence[str]], place: "_Place") -> int:
     began = time.monotonic()
-    with _started(beside, (), root, environment) as running:
+    with _started(beside, (), place) as running:
         statuses = [_ended(*part, began) for part in running]
     print(f"== {' '.join(alone)}", flush=True)
-    with _started(idle, _IDLE, root, environment) as running, tempfile.TemporaryDirectory() as kept:
-        command = [*_pytest(alone, {}), "-o", f"cache_dir={kept}"]
-        status = subprocess.run(command, check=False, cwd=root, env=environment).returncode
+    with _started(idle, _IDLE, place) as running, tempfile.TemporaryDirectory() as kept:
+        command = [*_pytest(alone), "-o", f"cache_dir={kept}"]
+        status = subprocess.run(command, check=False, cwd=place.root, env=place.environment).returncode
         statuses += [_ended(*part, began) for part in running]
         failed = _failed(kept) if status == _TESTS_FAILED else []
         if failed:
             print(f"== again, what failed of {' '.join(alone)}", flush=True)
             command += ["--last-failed", "--last-failed-no-failures", "none"]
-            status = subprocess.run(command, check=False, cwd=root, env=environment).returncode
+            status = subprocess.run(command, check=False, cwd=place.root, env=place.environment).returncode
         twice = _failed(kept)
     statuses.append(status)
     print(f"== all parts: {time.monotonic() - began:.0f} s, exit statuses {statuses}", flush=True)
@@ -110,38 +103,50 @@ def _run(
     return next((status for status in statuses if status), 0)
 
 
+class _Place(NamedTuple):
+    """What all parts have in common."""
+
+    root: Path
+    environment: dict[str, str]
+    files: str  # a folder for their tests' files
+
+
 #: A part: its arguments, its process, and what it says.
 _Part = tuple[Sequence[str], "subprocess.Popen[bytes]", IO[bytes]]
 
 
 @contextlib.contextmanager
-def _started(
-    parts: Sequence[Sequence[str]], before: Sequence[str], root: Path, environment: dict[str, str]
-) -> Iterator[list[_Part]]:
+def _started(parts: Sequence[Sequence[str]], before: Sequence[str], place: _Place) -> Iterator[list[_Part]]:
     """Start parts, each by a command that begins with `before`; end those that still run when the caller fails."""
     running: list[_Part] = []
-    try:
+    with contextlib.ExitStack() as stack:
         for arguments in parts:
-            said = tempfile.TemporaryFile()  # noqa: SIM115 - read when its process has ended
-            command = [*before, *_pytest(arguments, environment)]
+            said = stack.enter_context(tempfile.TemporaryFile())
+            # No longer than pytest's own path: there are sockets in it.
+            files = tempfile.mkdtemp(prefix="", dir=place.files)
             process = subprocess.Popen(
-                command, stdout=said, stderr=subprocess.STDOUT, cwd=root, env=environment | _ONE_THREAD
+                [*before, *_pytest(arguments), "--basetemp", files],
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                cwd=place.root,
+                env=place.environment | _ONE_THREAD,
             )
+            stack.callback(_end, process)
             running.append((arguments, process, said))
         yield running
-    finally:
-        for _, process, _ in running:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.terminate()
+        process.wait()
 
 
 def _ended(arguments: Sequence[str], process: "subprocess.Popen[bytes]", said: IO[bytes], began: float) -> int:
     """Wait for a part, print what it said, and return its exit status."""
     status = process.wait()
-    with said:
-        said.seek(0)
-        text = said.read().decode(errors="replace")
+    said.seek(0)
+    text = said.read().decode(errors="replace")
     print(f"== {' '.join(arguments)}: {time.monotonic() - began:.0f} s\n{text}", flush=True)
     return status
 
@@ -154,12 +159,8 @@ def _failed(cache: str) -> list[str]:
         return []
 
 
-def _pytest(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return the command, with a folder of files whose path is no longer than pytest's own: there are sockets in it."""
-    command = [sys.executable, "-m", "pytest", "-m", "not long", *arguments]
-    if temporary := environment.get(_TEMPORARY):
-        command += ["--basetemp", tempfile.mkdtemp(prefix="", dir=temporary)]
-    return command
+def _pytest(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-m", "not long", *arguments]
 
 
 def main() -> int:
@@ -168,7 +169,7 @@ def main() -> int:
     if arguments == ["--long"]:
         return run(*long_parts())
     if arguments:
-        return subprocess.run(_pytest(arguments, {}), check=False, cwd=ROOT).returncode
+        return subprocess.run(_pytest(arguments), check=False, cwd=ROOT).returncode
     beside, alone = parts()
     return run(beside, alone)
 

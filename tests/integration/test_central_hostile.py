@@ -43,7 +43,7 @@ from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 CONNECT = "/whitepanda.v1.AgentStream/Connect"
 SENDERS = 8
 SLOW = 20
-MESSAGES = int(os.environ.get("WHITEPANDA_HOSTILE_MESSAGES", "10000"))
+MESSAGES = int(os.environ.get("WHITEPANDA_HOSTILE_MESSAGES", "20000"))
 TIMEOUT_S = max(600, MESSAGES // 30)  # a busy machine takes 100 a second
 MAX_MEMORY_MIB = 1000  # of central and its processes, without the one that builds (build.memory_limit_mib)
 REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)

@@ -143,9 +143,9 @@ async def test_killed_three_times_under_load_nothing_is_lost_or_doubled(central:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_killed_forty_times_under_load_nothing_is_lost_or_doubled(central: CentralProcess) -> None:
-    found, truth = await _under_load(central, kills=40)
-    assert len(truth) > 2000
+async def test_killed_a_hundred_times_under_load_nothing_is_lost_or_doubled(central: CentralProcess) -> None:
+    found, truth = await _under_load(central, kills=100)
+    assert len(truth) > 5000
     assert found == truth
     assert "Traceback" not in central.log.read_text()
 

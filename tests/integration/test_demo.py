@@ -174,7 +174,7 @@ def test_who_stays_has_the_page_and_the_live_view_until_ctrl_c(short_tmp: Path) 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", ["21", "22"])
+@pytest.mark.parametrize("seed", ["21", "22", "23", "24", "25"])
 def test_demo_is_right_whatever_the_seed(short_tmp: Path, seed: str) -> None:
     running = start(short_tmp, "--json", "--seed", seed)
     out, err = running.communicate(timeout=200)

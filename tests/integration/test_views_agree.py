@@ -25,7 +25,7 @@ from tests.support.browser import Watched, chromium, watched
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
-MINUTES = float(os.environ.get("WHITEPANDA_AGREE_MINUTES", "3"))
+MINUTES = float(os.environ.get("WHITEPANDA_AGREE_MINUTES", "4"))
 #: A VM that is a victim is really slowed down, by its CPI or its latency, by more than this.
 REAL = 1.05
 _PATIENCE_S = 60.0

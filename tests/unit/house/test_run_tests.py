@@ -1,6 +1,7 @@
 """`make test` in several processes: every test in exactly one of them; what fails or skips in one fails the whole."""
 
 import importlib.util
+import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -130,6 +131,13 @@ def test_a_part_that_fails_fails_the_whole(tmp_path, capfd, texts, status):
     ]
 
 
+IDLE = (
+    "import os, pathlib\n"
+    "def test(tmp_path):\n"
+    "    pathlib.Path('idle.said').write_text(f'{os.sched_getscheduler(0)} {tmp_path.parent}')\n"
+)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("passes", "status"), [(2, 0), (3, 1)], ids=["once", "twice"])
 def test_what_fails_alone_is_repeated_once_and_both_outcomes_are_said(tmp_path, capfd, passes, status):
@@ -143,11 +151,14 @@ def test_what_fails_alone_is_repeated_once_and_both_outcomes_are_said(tmp_path, 
         f"def test_busy(): assert count('busy') >= {passes}\n"
         "def test_calm(): count('calm')\n"
     )
-    for name, text in {"a": "def test(): pass", "b": count, "c": "def test(): pass"}.items():
+    for name, text in {"a": "def test(): pass", "b": count, "c": IDLE}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text(text)
     assert run_tests.run([["a"]], ["b"], ["c"], root=tmp_path) == status
     assert [len((tmp_path / f"{name}.said").read_text()) for name in ("busy", "calm")] == [2, 1]
+    scheduler, files = (tmp_path / "idle.said").read_text().split()
+    assert int(scheduler) == os.SCHED_IDLE
+    assert len(files) <= len("/tmp/pytest-of-root/pytest-100")
     *_, parts, repeated = capfd.readouterr().out.splitlines()
     assert parts.endswith(f"exit statuses [0, 0, {status}]")
     outcome = "failed, and failed again" if status else "failed, and passed when repeated"

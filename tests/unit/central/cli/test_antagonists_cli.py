@@ -461,7 +461,7 @@ def on_both_engines(tmp_path, monkeypatch, capsys, *arguments):
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 @pytest.mark.parametrize("method", ["whitepanda", "panda"])
 def test_fits_on_spark_equal_those_on_duckdb(tmp_path, monkeypatch, capsys, method):
-    source, out = write(trace(machines=6, slots=100), tmp_path / "t.parquet"), tmp_path / "fit.parquet"
+    source, out = write(trace(machines=6, slots=300), tmp_path / "t.parquet"), tmp_path / "fit.parquet"
     arguments = ("fit", source, "--out", out, "--method", method)
     (expected, rows), (summary, on_spark) = on_both_engines(tmp_path, monkeypatch, capsys, *arguments)
     for key in ("rows", "task_slots", "machine_slots", "jobs"):
