@@ -53,6 +53,7 @@ def replay(central: CentralProcess, files: TlsFiles, *more: str) -> subprocess.C
     )
 
 
+@pytest.mark.long
 def test_central_writes_no_raw_line_whoever_knocks(central: CentralProcess, importer: TlsFiles, tmp_path: Path) -> None:
     before = central.log.read_text().splitlines()
     for _ in range(20):

@@ -183,6 +183,7 @@ def test_a_create_whose_answer_was_lost_is_known_for_its_own(url, tmp_path, is_t
             bucket.create("versions/1", b"one")
 
 
+@pytest.mark.long
 def test_segments_of_two_replicas_are_read_once(lake):
     for number in (1, 2, 3, 4):
         write(lake, number)

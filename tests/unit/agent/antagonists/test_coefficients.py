@@ -229,6 +229,7 @@ def test_a_write_that_dies_leaves_the_version_before(store, tmp_path, monkeypatc
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.integers(0, 3)), max_size=12))
+@pytest.mark.long
 def test_version_or_creation_time_never_both_go_back(tmp_path_factory, updates):
     store = kept(tmp_path_factory.mktemp("c") / "coefficients.json")
     for version, full, created in updates:

@@ -56,6 +56,7 @@ values = st.one_of(
     st.lists(st.builds(lambda v: VmRates(*v), st.tuples(*[values] * len(VmRates._fields))), max_size=4),
     st.one_of(st.just(Reason.STALE), st.builds(lambda v: HostRates(*v), st.tuples(*[values] * len(HostRates._fields)))),
 )
+@pytest.mark.long
 def test_the_quick_matrix_is_the_plain_one(vms, host):
     def known(rates):
         return {name: value for name, value in rates._asdict().items() if not isinstance(value, Reason)}
@@ -74,6 +75,7 @@ def test_the_settings_reach_the_detector_and_the_defaults_are_those_it_was_measu
     assert type(make_detector(CloudWhiteSection(detector="paper"))) is PaperDetector
 
 
+@pytest.mark.long
 def test_a_higher_sensitivity_finds_smaller_harm():
     def victims(sensitivity):
         detector = make_detector(CloudWhiteSection(sensitivity=sensitivity))

@@ -280,6 +280,7 @@ def test_times_in_another_unit_are_refused_in_one_line(tmp_path, monkeypatch, ca
             assert (shown.err.count("\n"), shown.out) == (1, "")
 
 
+@pytest.mark.long
 def test_a_trace_of_timestamps_gives_the_same_fit(tmp_path, monkeypatch):
     table = pa.Table.from_pylist(trace(machines=4, slots=20))
     found = []

@@ -40,6 +40,7 @@ def with_columns(**changes):
     return Columns(**{**fields, **changes})
 
 
+@pytest.mark.long
 def test_no_bar_of_the_reader_is_on_standard_output(tmp_path):
     code = f"""
 from pathlib import Path

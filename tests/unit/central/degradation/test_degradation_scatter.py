@@ -112,6 +112,7 @@ def test_the_overall_error_is_reported_with_it_and_without():
     assert math.isnan(errors(measured, estimated, names, at_s, unknown)["overall_error_with_scatter"])
 
 
+@pytest.mark.long
 def test_evaluations_tell_both(runs, model):
     for _, _, summary in (evaluate_as_is(runs, model, 1.0), evaluate_refitted(runs, OPTIONS, "gamma-log", folds=0)):
         assert 0 < summary["overall_error_with_scatter"] < 1

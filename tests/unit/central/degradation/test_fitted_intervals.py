@@ -175,6 +175,7 @@ def test_the_same_seed_gives_the_same_block_and_it_stays_small():
     assert len(json.dumps(first, indent=1)) < 3e5
 
 
+@pytest.mark.long
 def test_where_each_scenario_is_to_be_covered_the_worst_one_says_how_wide():
     count = 3000
     values, baseline, _, estimated = rows(count, 1)

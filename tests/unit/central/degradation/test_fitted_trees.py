@@ -130,6 +130,7 @@ def test_rivals_are_named_and_the_monotone_one_needs_a_direction():
     assert block == trees.fit_extra_trees(values, baseline, degradation, seed=4)
 
 
+@pytest.mark.long
 def test_many_rows_make_no_large_file():
     values, baseline, degradation = rows(8_000, 1)
     block = trees.fit_extra_trees(values, baseline, degradation, seed=0)

@@ -74,6 +74,7 @@ def test_a_fit_equals_statsmodels():
     assert fitted["log_likelihood"] == pytest.approx(result.llf)
 
 
+@pytest.mark.long
 def test_the_published_coefficients_are_recovered_over_200_seeds():
     covered = np.zeros((200, 5), dtype=bool)
     for seed in range(200):

@@ -146,6 +146,7 @@ def test_another_host_or_time_is_another_incident(store):
     assert [(i.host, i.reports) for i in listed(store)] == [("h2", 1), ("h1", 3)]
 
 
+@pytest.mark.long
 def test_whoever_is_suspected_it_is_one_incident_which_the_last_report_names(tmp_path_factory):
     """The latest report that names somebody, not the last to come; one without a suspect erases nobody."""
     names = ["scan", "dedup", "scan", "encode"]

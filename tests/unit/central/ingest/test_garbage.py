@@ -56,6 +56,7 @@ async def test_everything_is_looked_at_hourly_or_after_many_streams(monkeypatch:
     assert collected == [60, 70, 130]
 
 
+@pytest.mark.long
 def test_a_collection_finds_old_cycles() -> None:
     gc.set_threshold(*gc_tuning.YOUNG)
     knot = Knot()

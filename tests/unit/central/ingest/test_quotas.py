@@ -132,6 +132,7 @@ def test_vms_of_an_hour() -> None:
     door.take(tasks=tasks("d", "e"))
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_spool_ids_leave_as_many_ranges_as_the_budget_has() -> None:
     door = Door()
     taken = 0

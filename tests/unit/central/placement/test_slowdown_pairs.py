@@ -72,6 +72,7 @@ def measured(slow, tmp_path):
     return write(tmp_path / "measured.csv", rows)
 
 
+@pytest.mark.long
 def test_pairs_beyond_2_are_predicted_from_other_pairs(measured, slow, tmp_path):
     asked = [["w1", "p1", "w2", "x"], ["w3", "p0", "", "y"], ["w5", "p0", "w0", "z"], ["w5", "p1", "w0", "z"]]
     rows = write(tmp_path / "rows.csv", asked, ("workload", "platform", "interferer", "note"))

@@ -91,6 +91,7 @@ def test_small_segments_become_one_per_journal(lake: Lake) -> None:
     assert verified(lake) == []
 
 
+@pytest.mark.long
 def test_what_is_not_rolled_up_is_merged_by_itself_where_that_is_wanted(lake: Lake) -> None:
     before = rows(lake)
     rolled_up = rolled(lake)
@@ -108,6 +109,7 @@ def test_what_is_not_rolled_up_is_merged_by_itself_where_that_is_wanted(lake: La
     assert verified(lake) == []
 
 
+@pytest.mark.long
 def test_few_late_windows_do_not_write_a_large_segment_again(lake: Lake) -> None:
     write(lake, 6, rows=2000)
     for number in range(7, 12):

@@ -110,6 +110,7 @@ def test_groups_are_given_or_parts_of_names(tmp_path):
         assert said in str(error.value)
 
 
+@pytest.mark.long
 def test_a_map_keeps_clusters_apart_and_is_the_same_again(tmp_path):
     part = embed(model_of(30))[0]
     places = project(part, 5)
@@ -168,6 +169,7 @@ def test_measures_are_bars_in_a_terminal_of_80_columns(monkeypatch):
     assert len(list(measures_shown({"2": RESULT["2"]}))) == 2
 
 
+@pytest.mark.long
 def test_measures_as_a_picture(tmp_path):
     plot_measures(tmp_path / "m.png", RESULT)
     plot_measures(tmp_path / "none.png", {"2": RESULT["2"]})
