@@ -5,7 +5,8 @@ parts of like length, and the integration tests that bring all that they talk to
 own. After them, alone, run those marked `alone`: of the lab, for the machine has one libvirtd, and those that measure
 time or shares of CPUs. One of these that fails is repeated once, for another machine may have taken the CPUs meanwhile;
 both outcomes stand in the last lines, and a second failure fails.
-Of the long tests those that only compute run meanwhile, at idle priority: they take what these leave of the CPUs.
+Of the long tests those that only compute run meanwhile, in two parts at idle priority: they take what these leave of
+the CPUs.
 Each process is a pytest of its own with CI's policy for skipped tests. Each test runs in exactly one of them.
 
     tools/run_tests.py [argument of pytest ...]    with arguments: one pytest with just these
@@ -29,7 +30,8 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each proc
 #: What is compiled once is kept, also where this is set: hundreds of processes are started from these sources.
 _KEEP_COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
 _CENTRAL = "tests/unit/central"  # half of all unit tests
-_FIRST, _SECOND = "test_[a-d]*", "test_[!a-d]*"  # names of files
+_FIRST = ("test_[a-c]*", "test_debian*")  # names of files: half of what the other long tests take
+_SECOND = ("test_[!a-d]*", "test_d[!e]*", "test_de[!b]*")  # the others
 #: What of the integration tests has to do with the host: one after the other. The rest, central's, is a further part.
 _HOST = ("arm64", *(f"test_{name}*.py" for name in ("demo", "host", "pqos", "record", "resctrl", "systemd")))
 #: How many seconds a long test may take; which take longest is printed.
@@ -37,7 +39,14 @@ _LONG = ("--timeout", "1500", "--durations", "40", "--durations-min", "8")
 _DEBS = "WHITEPANDA_TEST_DEBS"  # a folder in which the parts leave packages for each other: they take a minute to build
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of random name is made in it
 _ROOM_BYTES = 8 << 30
-_COMPUTE = ("tests/unit", "tests/bench")  # their long tests only compute
+#: Two parts whose long tests only compute.
+_COMPUTE = (
+    ("tests/unit",),
+    (
+        "tests/bench",
+        *(f"tests/integration/test_{name}.py" for name in ("google_replay", "openapi", "swan_degradation")),
+    ),
+)
 _IDLE = ("chrt", "--idle", "0")
 _TESTS_FAILED = 1  # pytest's exit status
 
@@ -52,14 +61,18 @@ def parts(root: Path = ROOT) -> tuple[list[list[str]], list[str]]:
     return beside, ["tests", "--ignore=tests/unit", "-m", "alone and not long"]
 
 
-def long_parts() -> tuple[list[list[str]], list[str], list[str]]:
+def long_parts() -> tuple[list[list[str]], list[str], list[list[str]]]:
     """Return the same of the long tests, and those that only compute: they take the time that `alone` leaves."""
-    rest = ["tests", *(f"--ignore={folder}" for folder in _COMPUTE), *_LONG]
-    halves = [[*rest, f"--ignore-glob=*/{half}", "-m", "long and not alone"] for half in (_FIRST, _SECOND)]
-    return halves, [*rest, "-m", "long and alone"], [*_COMPUTE, *_LONG, "-m", "long"]
+    rest = ["tests", *(f"--ignore={path}" for part in _COMPUTE for path in part), *_LONG]
+    halves = [
+        [*rest, *(f"--ignore-glob=*/{name}" for name in half), "-m", "long and not alone"] for half in (_FIRST, _SECOND)
+    ]
+    return halves, [*rest, "-m", "long and alone"], [[*part, *_LONG, "-m", "long"] for part in _COMPUTE]
 
 
-def run(beside: Sequence[Sequence[str]], alone: Sequence[str], idle: Sequence[str] = (), root: Path = ROOT) -> int:
+def run(
+    beside: Sequence[Sequence[str]], alone: Sequence[str], idle: Sequence[Sequence[str]] = (), root: Path = ROOT
+) -> int:
     """Run the parts; print what each says when it is over, that of `alone` immediately. `idle` gives way to `alone`.
 
     Returns:
@@ -69,7 +82,7 @@ def run(beside: Sequence[Sequence[str]], alone: Sequence[str], idle: Sequence[st
     with tempfile.TemporaryDirectory() as debs, tempfile.TemporaryDirectory(prefix="", dir=_in_memory()) as temporary:
         # Tests flush many small files, which costs them a fifth of their time on a disk.
         environment = os.environ | _KEEP_COMPILED | {_DEBS: debs}
-        return _run(beside, alone, [idle] if idle else [], _Place(root, environment, temporary))
+        return _run(beside, alone, idle, _Place(root, environment, temporary))
 
 
 def _in_memory() -> str | None:

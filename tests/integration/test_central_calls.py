@@ -291,6 +291,7 @@ async def test_connections_that_are_not_used_end(make, monkeypatch) -> None:
     assert (await peer.ack()).accepted_rows == 2
 
 
+@pytest.mark.long
 async def test_central_has_descriptors_left_however_many_connect(tmp_path: Path) -> None:
     central = CentralProcess(tmp_path)
     central.start(before=("prlimit", "--nofile=512:512"))

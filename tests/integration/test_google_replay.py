@@ -33,8 +33,9 @@ def trace(data_dir):
 
 @pytest.fixture
 def central(tmp_path):
-    # The trace has 32 days. Compacted segments stay beside the new one for a while, and rows are counted in files here.
-    build = "interval_s = 0.5\ndays = 40\n[lake]\ncompact = false"
+    # The trace has 32 days, and a build may begin amid it. Compacted segments stay beside the new one for a while, and
+    # rows are counted in files here.
+    build = "interval_s = 0.5\ndays = 40\nlate_interval_s = 0\n[lake]\ncompact = false"
     process = CentralProcess(tmp_path, ingest="roll_interval_s = 0.5", build=build)
     process.start()
     process.client("importer")

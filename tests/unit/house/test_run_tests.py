@@ -42,11 +42,14 @@ def test_every_file_is_in_one_part_and_of_unit_tests_none_is_alone():
 
 
 def test_every_file_is_in_one_part_of_the_long_tests_too():
-    halves, alone, units = run_tests.long_parts()
+    halves, alone, idle = run_tests.long_parts()
     rest = [file for half in halves for file in files_of(half)]
-    assert sorted(files_of(units) + rest) == sorted((ROOT / "tests").rglob("test_*.py"))
+    computing = [file for part in idle for file in files_of(part)]
+    assert sorted(computing + rest) == sorted((ROOT / "tests").rglob("test_*.py"))
     assert sorted(rest) == sorted(files_of(alone))
-    assert [part[part.index("-m") + 1] for part in (units, *halves, alone)] == [
+    assert {Path(__file__)} == {file for file in computing if "mark.alone" in file.read_text()}  # it writes such tests
+    assert [part[part.index("-m") + 1] for part in (*idle, *halves, alone)] == [
+        "long",
         "long",
         "long and not alone",
         "long and not alone",
@@ -154,7 +157,7 @@ def test_what_fails_alone_is_repeated_once_and_both_outcomes_are_said(tmp_path, 
     for name, text in {"a": "def test(): pass", "b": count, "c": IDLE}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text(text)
-    assert run_tests.run([["a"]], ["b"], ["c"], root=tmp_path) == status
+    assert run_tests.run([["a"]], ["b"], [["c"]], root=tmp_path) == status
     assert [len((tmp_path / f"{name}.said").read_text()) for name in ("busy", "calm")] == [2, 1]
     scheduler, files = (tmp_path / "idle.said").read_text().split()
     assert int(scheduler) == os.SCHED_IDLE

@@ -97,6 +97,7 @@ tasks = st.builds(batch, st.text(max_size=3), jobs, st.floats(0, 512))
 
 
 @given(st.lists(tasks, max_size=12), st.dictionaries(jobs, finite))
+@pytest.mark.long
 def test_ranking_keeps_all_suspects_and_descends(found, coefficients):
     ranked = rank_suspects(found, coefficients)
     assert sorted((s.task, s.job, s.cpu_usage_cores) for s in ranked) == sorted(

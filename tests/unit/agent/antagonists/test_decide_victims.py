@@ -724,6 +724,7 @@ def test_every_view_names_the_same_verdict_and_the_same_first_suspect(finds, pre
 
 
 @given(owns, fleets())
+@pytest.mark.long
 def test_suspects_are_ranked_by_how_much_speaks_against_them(own, fleet):
     host = Host(own, fleet, vms=NAMES)
     host.tick()

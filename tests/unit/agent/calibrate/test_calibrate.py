@@ -127,6 +127,7 @@ def numbers(rows, phase, name):
     return [float(row[name]) for row in rows if row["phase"] == phase and row[name]]
 
 
+@pytest.mark.long
 def test_a_campaign_makes_a_runs_file(tmp_path, host, server, capsys):
     runs = tmp_path / "runs.csv"
     calibrate(make_plan(tmp_path, server, repetitions=2, long=True), runs, config=host, json=True)

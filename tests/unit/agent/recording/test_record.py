@@ -186,6 +186,7 @@ def test_interrupted_it_keeps_what_there_is(plans, config, file, capsys, at_tick
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.long
 def test_interrupted_before_the_first_sample_it_leaves_nothing(plans, config, file, at_tick):
     for plan in plans[:2]:
         plan.source.gate.clear()

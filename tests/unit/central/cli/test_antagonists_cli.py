@@ -543,6 +543,7 @@ def evaluation_of(tmp_path):
     return "evaluate", source, "--truth", truth, "--from-day", "1"
 
 
+@pytest.mark.long
 def test_a_trace_that_ends_before_until_day_is_reported(tmp_path, monkeypatch, capsys):
     source = write(trace(machines=2, slots=5), tmp_path / "t.parquet")
     arguments = ("fit", source, "--out", tmp_path / "fit.parquet", "--json", "--until-day")
@@ -591,6 +592,7 @@ def test_evaluate_as_a_table(tmp_path, monkeypatch, capsys):
     assert " to " not in shown
 
 
+@pytest.mark.long
 def test_why_nothing_could_be_ranked_is_reported(tmp_path, monkeypatch, capsys):
     source = triggering(tmp_path / "t.parquet")
     quiet = triggering(tmp_path / "quiet.parquet", raised=())
@@ -623,6 +625,7 @@ def test_a_trace_that_cannot_answer_is_one_line(tmp_path, monkeypatch, capsys):
         assert (shown.err.count("\n"), shown.out) == (1, "")
 
 
+@pytest.mark.long
 def test_evaluate_as_json(tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, *evaluation_of(tmp_path), "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -635,6 +638,7 @@ def test_evaluate_as_json(tmp_path, monkeypatch, capsys):
     assert set(found["methods"]["panda"]) >= {"mean_percentile", "mean_percentile_interval", "consistency"}
 
 
+@pytest.mark.long
 def test_what_cannot_be_evaluated_is_one_clear_line(tmp_path, monkeypatch, capsys):
     source = write(trace(machines=2, slots=5), tmp_path / "t.parquet")
     truth = tmp_path / "truth.json"

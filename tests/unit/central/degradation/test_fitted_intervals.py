@@ -130,6 +130,7 @@ def test_estimates_without_any_error_have_narrow_intervals_not_none():
 
 
 @pytest.mark.parametrize("count", [20, 60, 900])
+@pytest.mark.long
 def test_no_row_that_the_model_was_fitted_to_is_too_novel(count):
     """Quiet rows are fitted to, and lie far from all stressed ones; so do two strays. None has to be a prototype."""
     values, baseline, degradation, estimated = rows(count, 1)

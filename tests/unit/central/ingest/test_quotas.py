@@ -245,6 +245,7 @@ def windows(count: int) -> list[CpiWindow]:
     ]
 
 
+@pytest.mark.long
 def test_ten_times_the_load_of_a_large_host_is_in_quota_all_day() -> None:
     door = Door()
     batch = encode(windows(VMS * TIMES), spool_id="s", sequence=1)

@@ -99,6 +99,7 @@ def test_pairs_beyond_2_are_predicted_from_other_pairs(measured, slow, tmp_path)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_the_table_for_people_and_one_seed_one_result(measured):
     one, two = run(measured, "--seed", 3), run(measured, "--seed", 3)
     assert one.exit_code == 0

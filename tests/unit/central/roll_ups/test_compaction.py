@@ -68,6 +68,7 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
+@pytest.mark.long
 def test_small_segments_become_one_per_journal(lake: Lake) -> None:
     before = rows(lake)
     assert len(before) == 20
@@ -124,6 +125,7 @@ def test_few_late_windows_do_not_write_a_large_segment_again(lake: Lake) -> None
     assert verified(lake) == []
 
 
+@pytest.mark.long
 def test_small_segments_become_one_row_group(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "lake")
     for number in range(1, 41):

@@ -22,6 +22,7 @@ ERROR = ValueError("it is of rows")
 
 
 @given(st.integers(1, 40), st.data())
+@pytest.mark.long
 def test_the_machines_whose_rows_fail_are_found(count: int, data) -> None:
     names = [f"host-{number}" for number in range(count)]
     bad = set(data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True)))
@@ -189,6 +190,7 @@ def test_a_build_short_of_memory_does_less_at_a_time_and_leaves_nobody_out(tmp_p
         assert short.value == pytest.approx(usual.value, rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_day_that_is_too_much_for_two_threads_is_computed_by_one(lake, monkeypatch) -> None:
     original = methods.write
 

@@ -173,6 +173,7 @@ def test_few_segments_of_each_of_many_journals_are_no_crowd(tmp_path, clock, mon
     assert not once.is_crowded()
 
 
+@pytest.mark.long
 def test_segments_that_were_merged_during_their_roll_up_are_read_again(lake, monkeypatch):
     """As by a replica that has the lease by now; else rolls of which only some are in slots would stop all builds."""
     store, publish, merged = SlotStore(lake, SLOT_NS), ManifestCommit.publish, []
@@ -298,6 +299,7 @@ def test_a_failure_is_reported_once_costs_no_version_and_is_tried_again(lake, cl
     assert segments(lake) == [1, 1, 1, 5]
 
 
+@pytest.mark.long
 def test_who_loses_the_lease_stops(lake, clock):
     slots = rolled(lake)
     looks = iter(range(100))

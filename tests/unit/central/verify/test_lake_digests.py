@@ -409,6 +409,7 @@ def test_state_that_is_no_file_is_made_again(lake: Lake, kind: str) -> None:
     assert verify(lake) == (0, [])
 
 
+@pytest.mark.long
 def test_state_without_digests_is_damaged(lake: Lake) -> None:
     for each in lake.root.glob("state/*/*/*"):
         (each / "digests.json").unlink()
