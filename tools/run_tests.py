@@ -29,6 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each process has a core, not all of them
 #: What is compiled once is kept, also where this is set: hundreds of processes are started from these sources.
 _KEEP_COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
+#: What JAX has compiled, many processes run: it is most of what a small fit takes.
+_JAX_CACHE = "JAX_COMPILATION_CACHE_DIR"
+_JAX_CACHES_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 _CENTRAL = "tests/unit/central"  # half of all unit tests
 _FIRST = ("test_[a-c]*", "test_debian*")  # names of files: half of what the other long tests take
 _SECOND = ("test_[!a-d]*", "test_d[!e]*", "test_de[!b]*")  # the others
@@ -81,7 +84,8 @@ def run(
     """
     with tempfile.TemporaryDirectory() as debs, tempfile.TemporaryDirectory(prefix="", dir=_in_memory()) as temporary:
         # Tests flush many small files, which costs them a fifth of their time on a disk.
-        environment = os.environ | _KEEP_COMPILED | {_DEBS: debs}
+        compiled = {_JAX_CACHE: tempfile.mkdtemp(prefix="", dir=temporary), **_JAX_CACHES_ALL}
+        environment = os.environ | _KEEP_COMPILED | {_DEBS: debs} | compiled
         return _run(beside, alone, idle, _Place(root, environment, temporary))
 
 
