@@ -260,7 +260,7 @@ def test_ctrl_c_stops_the_stressors_and_keeps_the_finished_runs(tmp_path, host, 
     assert caught.value.exit_code == 130
     assert [line for line, _ in server.reported] == ["on", "off", "on", "off"]
     assert not runs.exists()
-    assert {row["phase"] for row in rows_of(tmp_path / "runs.csv.part")} == {"quiet", "stress", "after"}
+    assert len({row["repetition"] for row in rows_of(tmp_path / "runs.csv.part")}) == 1  # the finished one
     assert "the finished runs are in" in capsys.readouterr().err.replace("\n", " ")
 
 

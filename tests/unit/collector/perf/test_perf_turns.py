@@ -25,7 +25,8 @@ PER_US = {0: 1000, 1: 500, 10: 3, 11: 200, 12: 7}  # what each event counts in a
 
 
 def open_fds():
-    return len(list(Path("/proc/self/fd").iterdir()))
+    """The open files by number and what they are; others of this process may be closed any time."""
+    return {(path.name, path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
 
 
 class ClockKernel(Kernel):
@@ -147,7 +148,7 @@ class Host:
     def close(self):
         self.source.close()
         assert self.kernel.events == {}
-        assert open_fds() == self.base
+        assert open_fds() <= self.base
         assert self.source._fds == 0
 
 
@@ -447,7 +448,7 @@ def test_ten_thousand_vm_starts_leave_nothing_open(make, scope, starts):
         most = max(most, len(host.kernel.events))
     assert host.kernel.opens > starts * 9
     assert most == (2 if scope == "thread" else 1) * 9  # three groups of three, per thread or on the one CPU
-    assert open_fds() - host.base <= 2
+    assert len(open_fds() - host.base) <= 2
 
 
 def test_a_leak_would_be_seen(make, monkeypatch):
@@ -507,13 +508,13 @@ def test_real_events_of_real_threads_in_turns_leave_nothing_open(software):
         perf = source.sample().vms["a"].perf
         assert set(perf.groups) == set(tids)
         assert len(perf.layout) == 2
-        assert open_fds() - before == 2 * (3 + 4 + 1)
+        assert len(open_fds() - before) == 2 * (3 + 4 + 1)
         stop.set()
         for thread in threads:
             thread.join()
         stop.clear()
     source.close()
-    assert open_fds() == before
+    assert open_fds() <= before
 
 
 def test_a_real_busy_threads_time_is_shared_out_to_the_turns(software):
