@@ -33,8 +33,7 @@ _KEEP_COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
 _JAX_CACHE = "JAX_COMPILATION_CACHE_DIR"
 _JAX_CACHES_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 _CENTRAL = "tests/unit/central"  # half of all unit tests
-_FIRST = ("test_[a-c]*", "test_debian*")  # names of files: half of what the other long tests take
-_SECOND = ("test_[!a-d]*", "test_d[!e]*", "test_de[!b]*")  # the others
+_FIRST = ("[a-c]*", "debian*")  # half of what the other long integration tests take
 #: What of the integration tests has to do with the host: one after the other. The rest, central's, is a further part.
 _HOST = ("arm64", *(f"test_{name}*.py" for name in ("demo", "host", "pqos", "record", "resctrl", "systemd")))
 #: How many seconds a long test may take; which take longest is printed.
@@ -66,11 +65,12 @@ def parts(root: Path = ROOT) -> tuple[list[list[str]], list[str]]:
 
 def long_parts() -> tuple[list[list[str]], list[str], list[list[str]]]:
     """Return the same of the long tests, and those that only compute: they take the time that `alone` leaves."""
-    rest = ["tests", *(f"--ignore={path}" for part in _COMPUTE for path in part), *_LONG]
-    halves = [
-        [*rest, *(f"--ignore-glob=*/{name}" for name in half), "-m", "long and not alone"] for half in (_FIRST, _SECOND)
-    ]
-    return halves, [*rest, "-m", "long and alone"], [[*part, *_LONG, "-m", "long"] for part in _COMPUTE]
+    folder = ROOT / "tests" / "integration"
+    first = sorted(str(path.relative_to(ROOT)) for name in _FIRST for path in folder.rglob(f"test_{name}.py"))
+    rest = ["tests", *(f"--ignore={path}" for part in _COMPUTE for path in part)]
+    second = [*rest, *(f"--ignore={path}" for path in first)]
+    halves = [[*half, *_LONG, "-m", "long and not alone"] for half in (first, second)]
+    return halves, [*rest, *_LONG, "-m", "long and alone"], [[*part, *_LONG, "-m", "long"] for part in _COMPUTE]
 
 
 def run(

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -20,15 +19,11 @@ def _quick(monkeypatch):
 
 
 def files_of(arguments):
-    """What pytest collects by these arguments: folders, files, --ignore=PATH and --ignore-glob=PATTERN."""
+    """What pytest collects by these arguments: folders, files and --ignore=PATH."""
     ignored = [ROOT / text.partition("=")[2] for text in arguments if text.startswith("--ignore=")]
-    patterns = [str(ROOT / text.partition("=")[2]) for text in arguments if text.startswith("--ignore-glob=")]
     named = [ROOT / text for text in arguments if text.startswith("tests")]
     assert all(path.exists() for path in (*named, *ignored))
     found = [file for path in named for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
-    for pattern in patterns:
-        assert any(fnmatchcase(str(file), pattern) for file in found), f"{pattern} is of no file"
-        found = [file for file in found if not fnmatchcase(str(file), pattern)]
     return [file for file in found if not any(file.is_relative_to(path) for path in ignored)]
 
 

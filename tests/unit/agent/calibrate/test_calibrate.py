@@ -255,12 +255,14 @@ def test_ctrl_c_stops_the_stressors_and_keeps_the_finished_runs(tmp_path, host, 
     thread.start()
     runs = tmp_path / "runs.csv"
     with pytest.raises(typer.Exit) as caught:
-        calibrate(make_plan(tmp_path, server, repetitions=3), runs, config=host)
+        calibrate(make_plan(tmp_path, server, repetitions=3, long=True), runs, config=host)
     thread.join()
     assert caught.value.exit_code == 130
     assert [line for line, _ in server.reported] == ["on", "off", "on", "off"]
     assert not runs.exists()
-    assert len({row["repetition"] for row in rows_of(tmp_path / "runs.csv.part")}) == 1  # the finished one
+    rows = rows_of(tmp_path / "runs.csv.part")
+    assert len({row["repetition"] for row in rows}) == 1  # the finished one
+    assert {row["phase"] for row in rows} == {"quiet", "stress", "after"}
     assert "the finished runs are in" in capsys.readouterr().err.replace("\n", " ")
 
 

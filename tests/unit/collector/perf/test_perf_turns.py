@@ -18,15 +18,11 @@ from collector.perf.events import CYCLES_AND_INSTRUCTIONS, TASK_CLOCK_NS, TYPE_R
 from collector.perf.host import PerfHost
 from collector.perf.slices import Slices
 from collector.perf.source import PerfSource
+from tests.support.open_files import open_files
 from tests.support.perf_attr import EventAttr
 
 CONFIGS = {"llc_misses": 10, "memory_stall_cycles": 11, "l2_misses": 12}
 PER_US = {0: 1000, 1: 500, 10: 3, 11: 200, 12: 7}  # what each event counts in a microsecond, by its config
-
-
-def open_fds():
-    """The open files by number and what they are; others of this process may be closed any time."""
-    return {(path.name, path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
 
 
 class ClockKernel(Kernel):
@@ -117,7 +113,7 @@ class Host:
             **settings,
         )
         self.kernel.read = self._trial_read  # the plan's trials run at once
-        self.base = open_fds()
+        self.base = open_files()
 
     def _trial_read(self, fd, size_bytes):
         if self.kernel.events[fd][0] == 0:
@@ -148,7 +144,7 @@ class Host:
     def close(self):
         self.source.close()
         assert self.kernel.events == {}
-        assert open_fds() <= self.base
+        assert open_files() <= self.base
         assert self.source._fds == 0
 
 
@@ -448,7 +444,7 @@ def test_ten_thousand_vm_starts_leave_nothing_open(make, scope, starts):
         most = max(most, len(host.kernel.events))
     assert host.kernel.opens > starts * 9
     assert most == (2 if scope == "thread" else 1) * 9  # three groups of three, per thread or on the one CPU
-    assert len(open_fds() - host.base) <= 2
+    assert len(open_files() - host.base) <= 2
 
 
 def test_a_leak_would_be_seen(make, monkeypatch):
@@ -489,7 +485,7 @@ def software():
 
 def test_real_events_of_real_threads_in_turns_leave_nothing_open(software):
     stop = threading.Event()
-    before = open_fds()
+    before = open_files()
     catalog_of_two = catalog(4)  # two groups
     epoch = 0
     tids = ()
@@ -508,13 +504,13 @@ def test_real_events_of_real_threads_in_turns_leave_nothing_open(software):
         perf = source.sample().vms["a"].perf
         assert set(perf.groups) == set(tids)
         assert len(perf.layout) == 2
-        assert len(open_fds() - before) == 2 * (3 + 4 + 1)
+        assert len(open_files() - before) == 2 * (3 + 4 + 1)
         stop.set()
         for thread in threads:
             thread.join()
         stop.clear()
     source.close()
-    assert open_fds() <= before
+    assert open_files() <= before
 
 
 def test_a_real_busy_threads_time_is_shared_out_to_the_turns(software):
