@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from tests.support.inner_lab import Client, InnerLab, said, seconds_until
 from tests.support.terminal import Terminal, has
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(900)]
 
 AGENT, CENTRAL, ACT = "whitepanda-agent", "whitepanda-central", "whitepanda-act"
 SECTION = "From the package to the first action"
@@ -44,6 +45,7 @@ STRESS = "cpu 4"
 SHARES = 4096
 MEASURED_S = 8.0
 ACTION_S = 100.0  # long enough to see that the server recovers, once it has answered what had piled up
+SUFFERS_AGAIN_S = 90.0
 # From an action's end until its quota is gone: a killed service is started after 5 s, and reads what it left.
 GRACE_S = 20.0
 
@@ -170,6 +172,13 @@ def requests_per_s(machine) -> float:
     return USED_CORES / took_s
 
 
+def measured_until(client: Client, holds: Callable[[float], bool], deadline_s: float) -> float:
+    """Measure the 95th percentile until something is true of it, or the time is over."""
+    while not holds(p95_s := client.p95_s(MEASURED_S)) and time.monotonic() < deadline_s:
+        print(f"not yet: {p95_s=:.4f}")
+    return p95_s
+
+
 def until_victim(operator: Operator) -> None:
     """Wait until the server suffers, as it does whenever the stressor is not capped."""
     victim = {SERVER: "victim", STRESSOR: "inflicting"}
@@ -227,15 +236,15 @@ def test_the_recommendation_helps_and_is_undone_after_its_time(operator, vms):
         began_s = time.monotonic()
         quota = vms.quota(STRESSOR_UUID)
         print(quota, operator.shell("whitepanda act list"))
-        # Recovered is closer to undisturbed than to stressed.
-        while (capped_s := client.p95_s(MEASURED_S)) >= middle_s and time.monotonic() - began_s < ACTION_S - 40:
-            print(f"{capped_s=:.4f}, {time.monotonic() - began_s:.0f} s after the action began")
+        # Recovered is closer to undisturbed than to stressed, once what had piled up is answered.
+        capped_s = measured_until(client, lambda p95_s: p95_s < middle_s, began_s + ACTION_S - 40)
         # What the agent says is printed only: a server that still waits more than before is a victim to it.
         said_s = seconds_until(lambda: operator.behaviours()[SERVER] == "steady", 20)
         print(f"recovered after {time.monotonic() - began_s:.0f} s; the agent's word for it {said_s} s later")
         assert vms.quota(STRESSOR_UUID) == quota, "it was undone before it was looked at"
         lasted_s = undone_in_s(vms, ACTION_S)
-        again_s = client.p95_s(MEASURED_S)
+        # Uncapped it suffers again: a cap that does nothing would not be noticed otherwise. Requests pile up slowly.
+        again_s = measured_until(client, lambda p95_s: p95_s > middle_s, time.monotonic() + SUFFERS_AGAIN_S)
     finally:
         client.stop()
     print(f"p95: {quiet_s=:.4f} {stressed_s=:.4f} {capped_s=:.4f} {again_s=:.4f}, {quota=}, {lasted_s=}")
@@ -244,8 +253,7 @@ def test_the_recommendation_helps_and_is_undone_after_its_time(operator, vms):
     # Else there was nothing to mend.
     assert stressed_s > 1.3 * quiet_s
     assert capped_s < middle_s
-    # Uncapped it suffers again: a cap that does nothing would not be noticed otherwise.
-    assert again_s > 1.3 * capped_s
+    assert again_s > middle_s
 
 
 def kill(machine, *units: str) -> None:

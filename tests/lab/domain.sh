@@ -57,4 +57,12 @@ if ! virsh_ domstate "$NAME" >/dev/null 2>&1; then
     virsh_ create "$VM/$NAME.xml"
 fi
 [ -z "${NOWAIT:-}" ] || exit 0
-wait_for 300 ready || die "$NAME: the guest is not up after 300 s; see $VM/$NAME.log"
+# An emulated guest with several vCPUs can hang while it boots.
+for _ in 1 2; do
+    if wait_for 120 ready; then exit 0; fi
+    echo "lab: $NAME: the guest is not up after 120 s; it is started again" >&2
+    virsh_ destroy "$NAME" || true
+    define
+    virsh_ create "$VM/$NAME.xml"
+done
+wait_for 120 ready || die "$NAME: the guest is not up after three times 120 s; see $VM/$NAME.log"

@@ -66,7 +66,7 @@ class InnerLab:
             f"{self._scripts}/{name}",
             *arguments,
             check=False,
-            timeout_s=170,
+            timeout_s=420,  # a guest is given 120 s, three times
         )
         assert self.machine.is_active(unit) == "active", self.machine.journal(unit)
 
