@@ -1,7 +1,8 @@
 """The one table of metrics: a metric is a field of one of these tuples, written with its row as if it were a default.
 
 Rates, /metrics, the columns of `vms` and `top`, the local API and docs/metrics.md follow from it; windows, the wire and
-the lake keep those that `whitepanda.common.window_columns` has a row for, by the same name. `agent.sampling.rates` computes them, part by part.
+the lake keep those that `whitepanda.common.window_columns` has a row for, by the same name. `agent.sampling.rates`
+computes them, part by part.
 """
 
 from dataclasses import dataclass, replace

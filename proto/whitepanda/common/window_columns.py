@@ -7,15 +7,14 @@ has the name of a metric (`agent.sampling.metric_table`), or is of the counters 
 from dataclasses import dataclass
 from typing import Literal
 
-#: How a window sums up its ticks: a mean, weighted by what the word says; the sum; the last value; or of its own.
-Rule = Literal["time", "cycles", "instructions", "reference_cycles", "sum", "last", "own"]
+#: How a window sums up its ticks: a mean, weighted by what the word says; the last value; or of its own.
+Rule = Literal["time", "cycles", "instructions", "reference_cycles", "last", "own"]
 
 _RULES = {
     "time": "mean over time",
     "cycles": "sum / sum of cycles",
     "instructions": "sum / sum of instructions",
     "reference_cycles": "sum of cycles / sum of reference cycles",
-    "sum": "sum",
     "last": "last value",
 }
 _RATIO = 1 + 1e-6  # float32 knows no better
@@ -27,7 +26,8 @@ class WindowColumn:
     """One metric of a window.
 
     `number` is never reused. `largest` is a limit of physics, several times what machines do: central takes a value
-    above it, or below 0, as not known. `note` describes `rule` where it is "own".
+    above it, or below 0, as not known. `note` describes `rule` where it is "own". `digits` are the significant ones
+    that the agent sends: hardware knows hardly more, and the others take twice the bytes in the lake.
     """
 
     number: int
@@ -36,6 +36,7 @@ class WindowColumn:
     largest: float
     rule: Rule = "time"
     note: str = ""
+    digits: int = 4
 
     @property
     def how(self) -> str:
@@ -47,9 +48,9 @@ class WindowColumn:
 WINDOW_COLUMNS = (
     WindowColumn(1, "cpi", "cycles/instruction", 100.0, "own", "cycles / instructions of the window"),
     WindowColumn(2, "cpu_usage_cores", "cores", 4096.0),
-    WindowColumn(3, "cycles", "cycles", 1e18, "own", "sum, scaled for multiplexing"),
-    WindowColumn(4, "instructions", "instructions", 1e18, "own", "sum, scaled for multiplexing"),
-    WindowColumn(5, "gips", "1e9 instructions/s", 1e6),
+    WindowColumn(3, "cycles", "cycles", 1e18, "own", "sum, scaled for multiplexing", 6),
+    WindowColumn(4, "instructions", "instructions", 1e18, "own", "sum, scaled for multiplexing", 6),
+    WindowColumn(5, "gips", "1e9 instructions/s", 1e6, "own", "instructions / s of wall time, times 1e-9", 6),
     WindowColumn(6, "frequency_ratio", "ratio", 1000.0, "reference_cycles"),
     WindowColumn(7, "llc_mpki", "1/1000 instructions", 1e4, "instructions"),
     WindowColumn(8, "l2_mpki", "1/1000 instructions", 1e4, "instructions"),
