@@ -74,8 +74,10 @@ owner = 'team-\g<size>'
         ),
         (
             '[windows.latency_sensitive]\nmetrics = ["cpi", "gipps"]',
-            'windows.latency_sensitive.metrics must be "all", or metrics that windows have (docs/metrics.md) '
-            "(value 'gipps')",
+            (
+                'windows.latency_sensitive.metrics must be "all", or metrics that windows have (docs/metrics.md) '
+                "(value 'gipps')"
+            ),
         ),
         ("[agent]\nwindow_s = 0.5", "agent.window_s must be a multiple of agent.tick_s 1.0 (value 0.5)"),
         ("[sources.perf]\nmin_running_ratio = 1.5", "sources.perf.min_running_ratio must be 0 to 1 (value 1.5)"),
