@@ -96,7 +96,7 @@ class Daemon:
         self._baselines: BaselineFile | None = None
         self._saving: asyncio.Task[None] | None = None
         self._save_due_ns = 0
-        self._events_due_ns = 0
+        self._events_due_ns = self._clock.mono_ns() + 2 * round(max(config.window_lengths_s) * 1e9)
         self._asked_jobs = AskedJobs(self._clock.mono_ns)
         self._refusals = Refusals()
         self._facts = FactChanges(config, self._clock)
@@ -109,13 +109,13 @@ class Daemon:
 
     async def run(self) -> None:
         """Start everything, tick until `stop` or a signal, and end cleanly. Raises as the function `run`."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
             loop.add_signal_handler(number, self.stop)
         try:
             await self._run()
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in numbers:
                 loop.remove_signal_handler(number)
             stuck = self._slots.stop(STOP_WAIT_S, lambda: self._clock.mono_ns() / 1e9)
             if stuck:

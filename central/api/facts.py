@@ -65,6 +65,6 @@ def _host(record: HostRecord) -> fleet_pb2.HostVersion:
         network_cards=[agent_pb2.NetworkCard(name=name, bits_per_s=rate) for name, rate in record.nics],
         disks=[agent_pb2.DiskFacts(name=name, size_bytes=size, rotational=turns) for name, size, turns in record.disks],
         manager=record.manager,
-        labels=record.labels,
+        labels=[agent_pb2.Label(name=name, text=text) for name, text in record.labels.items()],
     )
     return fleet_pb2.HostVersion(host=record.host, facts=facts, until_unix_ns=record.until_unix_ns)

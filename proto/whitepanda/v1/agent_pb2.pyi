@@ -229,13 +229,6 @@ class VmFacts(_message.Message):
 
 class HostFacts(_message.Message):
     __slots__ = ("unix_ns", "cpus", "memory_bytes", "caches", "network_cards", "disks", "manager", "labels")
-    class LabelsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     CPUS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -251,8 +244,16 @@ class HostFacts(_message.Message):
     network_cards: _containers.RepeatedCompositeFieldContainer[NetworkCard]
     disks: _containers.RepeatedCompositeFieldContainer[DiskFacts]
     manager: str
-    labels: _containers.ScalarMap[str, str]
-    def __init__(self, unix_ns: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., caches: _Optional[_Iterable[_Union[CacheDomain, _Mapping]]] = ..., network_cards: _Optional[_Iterable[_Union[NetworkCard, _Mapping]]] = ..., disks: _Optional[_Iterable[_Union[DiskFacts, _Mapping]]] = ..., manager: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    labels: _containers.RepeatedCompositeFieldContainer[Label]
+    def __init__(self, unix_ns: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., caches: _Optional[_Iterable[_Union[CacheDomain, _Mapping]]] = ..., network_cards: _Optional[_Iterable[_Union[NetworkCard, _Mapping]]] = ..., disks: _Optional[_Iterable[_Union[DiskFacts, _Mapping]]] = ..., manager: _Optional[str] = ..., labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ...) -> None: ...
+
+class Label(_message.Message):
+    __slots__ = ("name", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    text: str
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class CacheDomain(_message.Message):
     __slots__ = ("first_cpu", "cpus", "size_bytes")

@@ -88,7 +88,9 @@ def test_find_has_gone_ones_and_the_nearest_first(store):
 def test_a_hosts_facts(store):
     caches = [agent_pb2.CacheDomain(first_cpu=0, cpus=8, size_bytes=1 << 25)]
     cards = [agent_pb2.NetworkCard(name="eth0", bits_per_s=10**10), agent_pb2.NetworkCard(name="eth1")]
-    store.take([host_row(1, cpus=8, caches=caches, network_cards=cards, labels={"rack": "r1"})])
+    store.take(
+        [host_row(1, cpus=8, caches=caches, network_cards=cards, labels=[agent_pb2.Label(name="rack", text="r1")])]
+    )
     (host,) = store.hosts_at(2 * S)
     assert (host.cpus, host.memory_bytes, host.labels) == (8, None, {"rack": "r1"})
     assert host.nics == (("eth0", 10**10), ("eth1", None))
@@ -113,7 +115,7 @@ def test_bad_facts_cost_no_others():
         agent_pb2.VmFacts(vm=VM, unix_ns=now, memory_bytes=2**64 - 1),
     ]
     late = agent_pb2.VmFacts(vm=VM, unix_ns=now + 10**18)
-    host = agent_pb2.HostFacts(unix_ns=now, labels={"a": "\n"})
+    host = agent_pb2.HostFacts(unix_ns=now, labels=[agent_pb2.Label(name="a", text="\n")])
     rows, rejected = check_facts(agent_pb2.CpiBatch(vm_facts=[good, *bad, late], host_facts=host), sender)
     assert [row.vm for row in rows] == [VM]
     assert rejected == {"bad_facts": 6, "bad_facts_time": 1}
