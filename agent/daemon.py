@@ -21,6 +21,7 @@ from agent.antagonists.update_limits import AskedJobs, Refusals
 from agent.api.state import AgentState, Counters, Names
 from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig, without_real_sources
+from agent.facts.changes import FactChanges
 from agent.failures import CLOUD_WHITE, Failures
 from agent.host_info import platform_name
 from agent.sampling.pipeline import Pipeline
@@ -95,9 +96,10 @@ class Daemon:
         self._baselines: BaselineFile | None = None
         self._saving: asyncio.Task[None] | None = None
         self._save_due_ns = 0
-        self._events_due_ns = 0
+        self._events_due_ns = self._clock.mono_ns() + 2 * round(max(config.window_lengths_s) * 1e9)
         self._asked_jobs = AskedJobs(self._clock.mono_ns)
         self._refusals = Refusals()
+        self._facts = FactChanges(config, self._clock)
         self._updates: set[asyncio.Task[bool]] = set()
         self._update_lock = asyncio.Lock()
 
@@ -107,13 +109,13 @@ class Daemon:
 
     async def run(self) -> None:
         """Start everything, tick until `stop` or a signal, and end cleanly. Raises as the function `run`."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
             loop.add_signal_handler(number, self.stop)
         try:
             await self._run()
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in numbers:
                 loop.remove_signal_handler(number)
             stuck = self._slots.stop(STOP_WAIT_S, lambda: self._clock.mono_ns() / 1e9)
             if stuck:
@@ -137,6 +139,7 @@ class Daemon:
         ):
             ticking = tasks.create_task(self._tick_loop())
             watchdog = tasks.create_task(self._feed_watchdog())
+            facts = tasks.create_task(self._facts.read_host())
             # Objects of the start stay, and samples are freed by reference counts. Walking all of them for cycles
             # would cost as much as sampling at 1,000 VMs.
             gc.collect()
@@ -148,6 +151,7 @@ class Daemon:
             sdnotify.notify("STOPPING=1")
             ticking.cancel()
             watchdog.cancel()
+            facts.cancel()
             self._submit(self.state.pipeline.windows.flush())
             await self._save_baselines()
         _log.info("agent ended", ticks=self.state.schedule.ticks, missed=self.state.schedule.missed)
@@ -236,6 +240,8 @@ class Daemon:
             with self._failures.guard("verdicts"):
                 windows = decisions.with_verdicts(windows)
         if self._uplink is not None:
+            with self._failures.guard("facts"):
+                events += self._facts.take(self.state.pipeline.table)
             self._guard("queueing for central", self._uplink.submit, windows, events)
 
     def _add_report(self, decisions: Decisions, events: list[Report]) -> None:
@@ -254,7 +260,8 @@ class Daemon:
             windows += self._host_suspects.windows(self._clock.mono_ns(), windows, pids)
 
     def _has_events(self) -> bool:
-        return self.state.decisions is not None and self.state.decisions.has_news
+        decisions = self.state.decisions
+        return (decisions is not None and decisions.has_news) or self._facts.is_host_new
 
     def _decide(self) -> None:
         """Decide on all VMs by the present results of both analyses."""

@@ -23,6 +23,7 @@ EFFECTS = {
     "analysis": "nothing is looked for in this window; tried again with the next one",
     "reports": "central gets no report of this window; tried again with the next one",
     "recommendations": "reports have none; tried again with the next one",
+    "facts": "central is not told what changed of VMs and host; tried again with the next window",
     "queueing for central": "central does not get this window; tried again with the next one",
     "saving baselines": "after a restart they are those saved last; tried again",
     "uplink": "windows wait in the spool; tried again",

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from central.api import details, hosts, incidents, overview, placement, runtimes, upgrades, versions
+from central.api import details, facts, hosts, incidents, overview, placement, runtimes, upgrades, versions
 from central.api.context import Context
 from central.api.limits import QUEUED
 from central.api.requests import ApiError, check
@@ -16,6 +16,7 @@ from whitepanda.common.protocol import ERROR_FIELD
 METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "CompareSides": upgrades.compare,
     "GetDataHealth": overview.get_data_health,
+    "GetFacts": facts.get_facts,
     "GetFleetStatus": overview.get_status,
     "GetHostTimeline": details.get_host_timeline,
     "GetIncident": incidents.get_incident,
@@ -24,6 +25,7 @@ METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "GetVmHistory": incidents.get_vm_history,
     "ListCoefficients": versions.list_coefficients,
     "ListEvents": incidents.list_events,
+    "ListFacts": facts.list_facts,
     "ListHosts": hosts.list_hosts,
     "ListIncidents": incidents.list_incidents,
     "ListJobLoadings": placement.list_loadings,

@@ -20,8 +20,8 @@ class Role(enum.Enum):
 
 
 _FLEET = (
-    "CompareSides", "GetDataHealth", "GetFleetStatus", "GetHostTimeline", "GetIncident", "GetJob", "GetOverview",
-    "GetVmHistory", "ListCoefficients", "ListEvents", "ListHosts", "ListIncidents", "ListJobLoadings",
+    "CompareSides", "GetDataHealth", "GetFacts", "GetFleetStatus", "GetHostTimeline", "GetIncident", "GetJob",
+    "GetOverview", "GetVmHistory", "ListCoefficients", "ListEvents", "ListFacts", "ListHosts", "ListIncidents", "ListJobLoadings",
     "ListJobStatistics", "ListSuspectJobs", "PlanObservation", "PredictRuntime", "RankHosts",
 )  # fmt: skip
 ROLES: Mapping[str, Role] = {

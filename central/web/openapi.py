@@ -91,6 +91,8 @@ ROUTES = (
     Route("/v1/host-timeline", "GetHostTimeline", "CPI and CPU usage of a host's VMs, and its incidents", (404,)),
     Route("/v1/data-health", "GetDataHealth",
           "What the lake has by day, which hosts send nothing, and which are held back"),
+    Route("/v1/facts", "GetFacts", "What a VM or host is, or was at a time", (404,)),
+    Route("/v1/vms/facts", "ListFacts", "The VMs that are, or were at a time, on a host or of a project"),
 )
 # fmt: on
 
@@ -286,7 +288,8 @@ def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:
         elif field.message_type is not None:
             schema = {"oneOf": [schema, {"type": "null"}]}
         elif field.has_presence:
-            schema = {**schema, "type": [schema["type"], "null"]}
+            kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"], "null"]
+            schema = {**schema, "type": kinds}
         note = notes().get((message.name, field.name))
         properties[field.name] = {**schema, "description": note} if note else schema
     required = [field.name for field in message.fields]

@@ -310,6 +310,7 @@ async def test_all_routes_answer_on_loopback(local):
             "CompareSides": 400,
             "GetJob": 400,
             "GetHostTimeline": 400,
+            "GetFacts": 400,
         }
         assert status == {**refused, "PredictRuntime": 400}.get(route.method, 200), answer
     status, found = await get(local, "/openapi.json")
