@@ -19,8 +19,8 @@ _WIDTH = 4
 class TickFrame(msgspec.Struct, array_like=True, frozen=True):
     """The host at one tick; None: as in the frame before it.
 
-    `values`: of `pack`, a row per VM of `uuids`: its metrics in their order, and its slow-down with its two ends. `vms`:
-    `VmSummary`, without metrics if the frame before has them; `decision`: `HostDecision`; `explanations`:
+    `values`: of `pack`, a row per VM of `uuids`: its metrics in their order, and its slow-down with its two ends.
+    `vms`: `VmSummary`, without metrics if the frame before has them; `decision`: `HostDecision`; `explanations`:
     `VmExplanation`, of VMs that suffer or inflict; `host`: the host's metrics, likewise; `status`: `HostStatus`.
     """
 
@@ -32,14 +32,24 @@ class TickFrame(msgspec.Struct, array_like=True, frozen=True):
     explanations: list[bytes] = []
     status: bytes | None = None
     triggered: bool = False
+    detector: str = ""
     tick_ms: int = 1000
 
 
 class WindowFrame(msgspec.Struct, array_like=True, frozen=True):
-    """The windows that ended together: a `CpiBatch` as in the spool, and the host's status then (`HostStatus`)."""
+    """The windows that ended together: a `CpiBatch` as in the spool, with the reason of each value that is not known.
+
+    `status`: `HostStatus`; `vms`: `VmSummary` of those that suffer or inflict; `decision`: `HostDecision`, or empty.
+    `longest_ms`: the longest window of this host: a VM that is not in the batch counts for so long.
+    """
 
     batch: bytes
     status: bytes
+    vms: list[bytes] = []
+    decision: bytes = b""
+    triggered: bool = False
+    window_ms: int = 10_000
+    longest_ms: int = 10_000
 
 
 encode = msgspec.msgpack.encode

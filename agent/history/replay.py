@@ -89,9 +89,7 @@ class _Tick:
             summary = self._summary(answer.vms.add(), told, row, metrics)
             if explain in (summary.uuid, summary.name) and explain:
                 full = self._summary(host_pb2.VmSummary(), told, row, None)
-                explanation = told.explanation or host_pb2.VmExplanation(**_NO_NUMBERS)
-                explanation = host_pb2.VmExplanation.FromString(explanation.SerializeToString())
-                explanation.vm.CopyFrom(full)
+                explanation = explained(full, told.explanation, self.frame.detector)
         answer.vms.sort(key=lambda vm: (vm.name, vm.uuid))
         return host_pb2.Moment(
             unix_ns=self.unix_ns,
@@ -123,15 +121,23 @@ class _Tick:
         return summary
 
 
-#: Numbers of an explanation that are not known; 0 would be a value.
-_NO_NUMBERS = dict.fromkeys(("cpi", "n_cpi", "victim_threshold_cpi", "mn_cpi", "mn_cpi_threshold"), math.nan)
+def explained(
+    vm: host_pb2.VmSummary, known: host_pb2.VmExplanation | None = None, detector: str = ""
+) -> host_pb2.VmExplanation:
+    """Return what is known of a VM: what was kept, else nothing but its row."""
+    answer = host_pb2.VmExplanation()
+    if known is not None:
+        answer.CopyFrom(known)
+    else:
+        answer.detector = detector
+        for name in ("cpi", "n_cpi", "victim_threshold_cpi", "mn_cpi", "mn_cpi_threshold"):
+            setattr(answer, name, math.nan)  # 0 would be a value
+    answer.vm.CopyFrom(vm)
+    return answer
 
 
 def _take(
-    vms: dict[str, _Told],
-    unix_ns: int,
-    summary: host_pb2.VmSummary,
-    explanation: host_pb2.VmExplanation | None,
+    vms: dict[str, _Told], unix_ns: int, summary: host_pb2.VmSummary, explanation: host_pb2.VmExplanation | None
 ) -> None:
     """Take a newer summary; its metrics are those that came with the first one."""
     before = vms.get(summary.uuid)

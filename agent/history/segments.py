@@ -88,6 +88,20 @@ def read(segment: Segment) -> Iterator[Frame]:
             dictionary = dictionary or data[-_DICTIONARY_BYTES:]
 
 
+def last_unix_ns(segment: Segment) -> int:
+    """Return the time of a file's last whole frame, by the heads alone; 0: it has none. OSError: it cannot be read."""
+    found = 0
+    with segment.path.open("rb") as file:
+        size, at = os.fstat(file.fileno()).st_size, len(_MAGIC)
+        while len(head := os.pread(file.fileno(), _HEAD.size, at)) == _HEAD.size:
+            length, _, _, unix_ns, _ = _HEAD.unpack(head)
+            at += _HEAD.size + length
+            if at > size:
+                break
+            found = unix_ns
+    return found
+
+
 class SegmentWriter:
     """Appends to a folder, which it makes. Errors of the disk are raised; then the next append begins a new file.
 
@@ -106,7 +120,7 @@ class SegmentWriter:
         self._bytes = {one: one.path.stat().st_size for one in found}
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """What all files have."""
         return sum(self._bytes.values())
 
@@ -144,7 +158,7 @@ class SegmentWriter:
         """
         files = sorted(self._bytes)
         closed = files[:-1] if self._file is not None else files
-        excess = self.bytes - max_bytes
+        excess = self.total_bytes - max_bytes
         for one, following in zip(closed, [*files[1:], None], strict=False):
             end_ns = following.first_unix_ns if following else one.first_unix_ns + self._roll_ns
             if excess <= 0 and max(end_ns, one.first_unix_ns) > before_unix_ns:

@@ -18,6 +18,8 @@ from agent.history.segments import SegmentWriter
 from whitepanda.common import log
 from whitepanda.v1 import host_pb2
 
+#: In the state directory; and its folders.
+FOLDER = "history"
 TICKS, WINDOWS = "ticks", "windows"
 #: How long ticks are kept, and the least share of the budget that windows have.
 TICKS_NS = 15 * 60 * 10**9
@@ -64,13 +66,15 @@ class HistoryWriter:
         self._waiting: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._stopping = False
+        self._start_unix_ns = 0
         self._overflows = 0
         #: A frame of ticks was lost: those that follow it in its file cannot be read.
         self.wants_key = True
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
-    def start(self) -> None:
+    def start(self, now_unix_ns: int) -> None:
         """Begin to write; the budget is enforced first."""
+        self._start_unix_ns = now_unix_ns
         self._thread.start()
 
     def put(self, kind: str, unix_ns: int, mono_ns: int, make: Callable[[], bytes], *, anew: bool = False) -> None:
@@ -107,7 +111,7 @@ class HistoryWriter:
     # --- the thread ---
 
     def _run(self) -> None:
-        self._attempt(self._enforce_budget)
+        self._attempt(lambda: self._enforce_budget(self._start_unix_ns))
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._stopping)
@@ -130,17 +134,16 @@ class HistoryWriter:
         segment_log.append(item.unix_ns, item.mono_ns, item.make(), anew=item.anew)
         if item.anew or item.kind == WINDOWS:
             self._enforce_budget(item.unix_ns)
-        self._status.bytes = sum(one.bytes for one in self._logs.values())
+        self._status.bytes = sum(one.total_bytes for one in self._logs.values())
 
-    def _enforce_budget(self, now_unix_ns: int | None = None) -> None:
+    def _enforce_budget(self, now_unix_ns: int) -> None:
         ticks, windows = self._log_of(TICKS), self._log_of(WINDOWS)
         most_ticks = round(_TICKS_SHARE * self._max_bytes)
-        # Without a clock only bytes count: at the start nothing is known of it.
-        ticks.trim(now_unix_ns - TICKS_NS if now_unix_ns else 0, most_ticks)
-        windows.trim(now_unix_ns - self._keep_ns if now_unix_ns else 0, self._max_bytes - min(ticks.bytes, most_ticks))
+        ticks.trim(now_unix_ns - TICKS_NS, most_ticks)
+        windows.trim(now_unix_ns - self._keep_ns, self._max_bytes - min(ticks.total_bytes, most_ticks))
         firsts = [one.first_unix_ns for one in (ticks, windows) if one.first_unix_ns is not None]
         self._status.first_unix_ns = min(firsts, default=0)
-        self._status.bytes = ticks.bytes + windows.bytes
+        self._status.bytes = ticks.total_bytes + windows.total_bytes
 
     def _log_of(self, kind: str) -> SegmentWriter:
         found = self._logs.get(kind)
