@@ -47,7 +47,7 @@ def summary_messages(
     """Return these VMs now, with the metrics of these names; None: with all."""
     cloud_white, summaries = state.cloud_white, [_summary(vm, state, metrics) for vm in vms]
     if cloud_white is not None:
-        names = {vm.identity.uuid: vm.identity.name for vm in state.pipeline.table}
+        names = {vm.identity.uuid: vm.identity.name for vm in state.vms()}
         for summary in summaries:
             verdict = cloud_white.verdict(summary.uuid)
             summary.cloud_white.CopyFrom(_suffering(verdict, cloud_white.since_ns(verdict), names))

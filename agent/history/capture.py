@@ -24,6 +24,7 @@ from agent.sampling.vms import Vm
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import encode
 from collector.base import Reason
+from whitepanda.common import log
 from whitepanda.v1 import host_pb2
 
 _KEY_NS = 60 * 10**9  # how often a tick is written whole
@@ -68,7 +69,10 @@ class HistoryKeeper:
             writer.start(self._state.clock.unix_ns())
             lengths_ms = [round(seconds * 1e3) for seconds in self._config.window_lengths_s]
             self._capture = Capture(self._state, writer, round(agent.tick_s * 1e3), lengths_ms)
-            self._state.history, self._state.moments = writer.status, History(folder).moments
+            self._state.history, self._state.moments = (
+                writer.status,
+                History(folder, log.get("history").warning).moments,
+            )
         try:
             yield
         finally:

@@ -12,14 +12,12 @@ from agent.history.replay import Pending, ticks_of
 from agent.history.segments import DamagedError, Segment, last_unix_ns, segments
 from agent.history.window_moments import windows_of
 from agent.history.writer import TICKS, WINDOWS
-from whitepanda.common import log
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import host_pb2
 
 _MOST = 600
 _MOST_BYTES = 16 << 20
-_log = log.get("history")
 
 
 class _File(NamedTuple):
@@ -30,7 +28,9 @@ class _File(NamedTuple):
 class History:
     """The history in a folder, which may be written meanwhile. Calls read the disk: not from the daemon's loop."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warn: Callable[[str], object] | None = None) -> None:
+        """`warn` takes a line about each file that is damaged, once."""
+        self._warn = warn
         self._folder = folder
         self._damaged: dict[Path, str] = {}
 
@@ -59,7 +59,7 @@ class History:
             answer.moments.append(moment)
         answer.problems.extend(self._damaged.values())
         if request.explain:
-            _check_explained(request.explain, answer)
+            _check_explained(request.explain, request.at_unix_ns, answer)
         return answer
 
     # --- files ---
@@ -96,7 +96,8 @@ class History:
             except (DamagedError, OSError) as error:
                 if file.segment.path not in self._damaged:
                     self._damaged[file.segment.path] = f"{error}; what follows in this file is left out"
-                    _log.warning(self._damaged[file.segment.path])
+                    if self._warn is not None:
+                        self._warn(self._damaged[file.segment.path])
 
     def _around(self, files: list[_File], at_ns: int, before: int, after: int) -> Iterator[Pending]:
         # Files of the moments before: those that begin earlier, as many as may be needed.
@@ -134,13 +135,14 @@ def _first(moments: Iterator[Pending]) -> int:
     return 0 if found is None else found.unix_ns
 
 
-def _check_explained(asked: str, answer: host_pb2.GetMomentsResponse) -> None:
-    """Raise InputError if no moment has the VM, or the last one has several of its name."""
-    vms = answer.moments[-1].vms.vms
+def _check_explained(asked: str, at_ns: int, answer: host_pb2.GetMomentsResponse) -> None:
+    """Raise InputError if the moment that was asked for lacks the VM, or has several of its name."""
+    at = max((place for place, one in enumerate(answer.moments) if one.unix_ns <= at_ns), default=0)
+    vms = answer.moments[at].vms.vms
     named = [vm.uuid for vm in vms if vm.name == asked]
     if len(named) > 1 and asked not in {vm.uuid for vm in vms}:
         raise InputError(several_named(asked, named))
-    if any(moment.HasField("explanation") for moment in answer.moments):
+    if answer.moments[at].HasField("explanation"):
         return
     near = difflib.get_close_matches(asked, [name for vm in vms for name in (vm.name, vm.uuid)], n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else f"there were {len(vms)}; `whitepanda vms --at` lists them"
