@@ -40,8 +40,8 @@ def top(
     """Show the VMs of this host live, each second: who suffers, how much, from whom, and why.
 
     Victims come first; sort, filter, freeze, and Enter explains the selected VM. `?` lists the keys and what the
-    columns mean. A recording can be paused, rewound and sped up, and so can this host's past: `--at 03:10` stands there,
-    `--since -30m` plays from there. Programs use `whitepanda vms --json`.
+    columns mean. A recording can be paused, rewound and sped up, and so can this host's past: `--at 03:10` stands
+    there, `--since -30m` plays from there. Programs use `whitepanda vms --json`.
     """
     if not _is_terminal() or os.environ.get("TERM", "") in ("", "dumb"):
         raise UnavailableError("top needs a terminal; use `whitepanda vms --json` instead")
@@ -75,7 +75,7 @@ def _past(socket: Path | None, config: Path | None, at: str | None, since: str |
     from agent.top.past_host import PastHost  # noqa: PLC0415 - an extra, as the view
     from agent.top.player import Player  # noqa: PLC0415 - as above
 
-    start_ns = unix_ns_of("--since", since) if at is None else unix_ns_of("--at", at)
+    start_ns = unix_ns_of("--since", since or "") if at is None else unix_ns_of("--at", at)
     host = PastHost(asker(socket, config))
     if at is not None and start_ns < host.origin_ns:
         raise InputError(

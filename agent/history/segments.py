@@ -159,9 +159,8 @@ class SegmentWriter:
         files = sorted(self._bytes)
         closed = files[:-1] if self._file is not None else files
         excess = self.total_bytes - max_bytes
-        for one, following in zip(closed, [*files[1:], None], strict=False):
-            end_ns = following.first_unix_ns if following else one.first_unix_ns + self._roll_ns
-            if excess <= 0 and max(end_ns, one.first_unix_ns) > before_unix_ns:
+        for one in closed:
+            if excess <= 0 and one.first_unix_ns + self._roll_ns > before_unix_ns:
                 continue
             one.path.unlink(missing_ok=True)
             excess -= self._bytes.pop(one)

@@ -123,7 +123,7 @@ def _summary(row: Row, judged: host_pb2.VmSummary | None, metrics: Collection[st
             summary.metrics.add(
                 name=metric.name,
                 value=math.nan if is_unknown else value,
-                reason=int(value) if is_unknown else 0,  # type: ignore[arg-type] # a number of Reason
+                reason=int(value) if is_unknown else 0,
                 source=_SOURCE,
             )
     return summary

@@ -68,7 +68,8 @@ class HistoryWriter:
         self._stopping = False
         self._start_unix_ns = 0
         self._overflows = 0
-        #: A frame of ticks was lost: those that follow it in its file cannot be read.
+        self._is_cut = False  # the thread's: ticks were lost, so those up to the next whole one are of no use
+        #: A frame of ticks was lost: the next one is to be whole.
         self.wants_key = True
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
@@ -118,20 +119,22 @@ class HistoryWriter:
                 if not self._waiting:
                     break
                 item = self._waiting.popleft()
-            if not self._attempt(lambda item=item: self._write(item)):  # type: ignore[misc] # mypy knows no defaults
+            # Ticks that were made before the loss of an earlier one was known are of no use without it.
+            is_useless = item.kind == TICKS and self._is_cut and not item.anew
+            if is_useless or not self._attempt(lambda item=item: self._write(item)):  # type: ignore[misc] # mypy knows no defaults
                 self._status.lost += 1
-                self.wants_key |= item.kind == TICKS
+                if item.kind == TICKS:
+                    self.wants_key = self._is_cut = True
         for segment_log in self._logs.values():
             segment_log.end_file()
 
     def _write(self, item: _Item) -> None:
-        if item.kind == TICKS and self.wants_key and not item.anew:
-            self._status.lost += 1  # made before the loss was known; of no use without the frames before it
-            return
         if reason := self._no_room():
             raise OSError(reason)
         segment_log = self._log_of(item.kind)
         segment_log.append(item.unix_ns, item.mono_ns, item.make(), anew=item.anew)
+        if item.kind == TICKS:
+            self._is_cut = False
         if item.anew or item.kind == WINDOWS:
             self._enforce_budget(item.unix_ns)
         self._status.bytes = sum(one.total_bytes for one in self._logs.values())

@@ -24,13 +24,22 @@ class PlayedHost(Protocol):
     before a moment its past is wanted. `grows`: it may go on behind its end. `trouble`: a note for people.
     """
 
-    tick_s: float
     history_s: float
-    length_s: float | None
     grows: bool
     trouble: str
     origin_ns: int
-    span_s: float
+
+    @property
+    def tick_s(self) -> float:
+        """How far the next moment is."""
+
+    @property
+    def length_s(self) -> float | None:
+        """From the beginning to the end; None: not known."""
+
+    @property
+    def span_s(self) -> float:
+        """What its values are of; 0: ticks of a recording."""
 
     @property
     def begun(self) -> bool:

@@ -48,7 +48,8 @@ class RecordedHost:
     """
 
     grows = False
-    origin_ns, span_s = 0, 0.0
+    origin_ns = 0
+    span_s = 0.0
 
     def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
         self._file, self._config = file, config
