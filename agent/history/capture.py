@@ -65,7 +65,7 @@ class HistoryKeeper:
             return
         folder = Path(agent.state_dir) / FOLDER
         writer = HistoryWriter(folder, section, self._config.uplink.spool_max_mib << 20)
-        with self._failures.guard("start of the history"):
+        with self._failures.guard("history"):
             writer.start(self._state.clock.unix_ns())
             lengths_ms = [round(seconds * 1e3) for seconds in self._config.window_lengths_s]
             self._capture = Capture(self._state, writer, round(agent.tick_s * 1e3), lengths_ms)
