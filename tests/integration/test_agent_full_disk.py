@@ -211,9 +211,13 @@ def test_a_history_in_the_callers_thread_would_be_noticed(small_disk: Path, monk
     """The mutant of the guarantee above."""
     monkeypatch.setattr(HistoryWriter, "put", HistoryWriter.put)  # restored afterwards
     both = BesideHistory(small_disk, "in_the_loop")
-    with pytest.raises(OSError, match="the disk is full"):
+
+    def agent() -> None:
         for _ in range(400):
             both.window()
+
+    with pytest.raises(OSError, match="the disk is full"):
+        agent()
     assert len(both.central.received) < 400
     both.history.stop()
     both.spool.close()
