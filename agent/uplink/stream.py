@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from agent.antagonists.update_limits import Refusals, has_more_parts
 from agent.config import UplinkSection
+from agent.uplink.batches import in_stream
 from agent.uplink.queue import ENVELOPE_BYTES, BatchQueue, QueuedBatch
 from whitepanda.common import log
 from whitepanda.common.protocol import (
@@ -125,6 +126,7 @@ class UplinkStream:
         self._welcomed = asyncio.Event()
         self._heartbeat_s = DEFAULT_HEARTBEAT_MS / 1000
         self._last_message_s = self._last_batch_s = self._last_ack_s = 0.0
+        self._last_head = b""  # of the last batch
         self._reported: tuple[tuple[str, ...], int] = ((), 0)  # jobs and the version of coefficients
         #: Set when the queue has something new.
         self.wake = asyncio.Event()
@@ -232,7 +234,8 @@ class UplinkStream:
             self._last_ack_s = _now()
         self._in_flight[batch.key] = batch.rows
         self._last_batch_s = _now()
-        await self._send(agent_pb2.AgentMessage(batch=batch.message))
+        message, self._last_head = in_stream(batch.message, self._last_head)
+        await self._send(message)
 
     # -- receiving -------------------------------------------------------------------------------
 

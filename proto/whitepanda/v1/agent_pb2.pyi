@@ -108,14 +108,16 @@ REASON_RDT_UNASSIGNED: Reason
 REASON_SHARED: Reason
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "batch", "heartbeat")
+    __slots__ = ("hello", "batch", "heartbeat", "next")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     batch: CpiBatch
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[CpiBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    next: CpiBatch
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[CpiBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., next: _Optional[_Union[CpiBatch, _Mapping]] = ...) -> None: ...
 
 class CentralMessage(_message.Message):
     __slots__ = ("ack", "coefficients", "welcome", "slow_down")
