@@ -23,7 +23,7 @@ def test_a_kill_loses_at_most_the_frame_in_flight(tmp_path: Path) -> None:
     began_ns = time.time_ns()
     known: dict[str, int] = {TICKS: 0, WINDOWS: 0}
     for kill in range(KILLS):
-        began_ns += 60 * S
+        began_ns += 10 * S  # ticks are kept for 15 minutes
         with subprocess.Popen(
             [sys.executable, WRITER, tmp_path, str(began_ns)], stdout=subprocess.PIPE, text=True
         ) as process:
@@ -38,4 +38,4 @@ def test_a_kill_loses_at_most_the_frame_in_flight(tmp_path: Path) -> None:
             known[kind] = len(found)
             # All that it said is there, in order; the one after that may be.
             assert new == list(range(0, new[-1] + 1, step)), f"kill {kill}"
-            assert said - said % step <= new[-1] <= said + step, f"kill {kill}"
+            assert said - said % step <= new[-1] <= said + 1, f"kill {kill}"

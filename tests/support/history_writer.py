@@ -1,7 +1,7 @@
 """A process that writes a history as fast as it can, for tests that kill it. Run: this file, the folder, a mutant.
 
-It says each second it has written. The mutant `in_the_loop` writes frames in the caller's thread and lets errors out:
-history then stops what calls it.
+It says each frame that it has written. With the mutant `in_the_loop` frames are written in the caller's thread, and
+errors reach it: history then stops what calls it.
 """
 
 import os
@@ -36,12 +36,10 @@ def main(folder: str, began_ns: str, *mutants: str) -> None:
         payload = number.to_bytes(8, "big") + os.urandom(2000)
         at_ns = int(began_ns) + number * S // 100
         anew = number % 50 == 0
-        keeper.put(history.TICKS, at_ns, number * S // 100, lambda payload=payload: payload, anew=anew)
-        while keeper._waiting:
-            time.sleep(0.0002)
-        if number % 10 == 0:
-            keeper.put(history.WINDOWS, at_ns, number * S // 100, lambda payload=payload: payload)
-            while keeper._waiting:
+        for kind in (history.TICKS, history.WINDOWS)[: 2 if number % 10 == 0 else 1]:
+            before = keeper._status.bytes
+            keeper.put(kind, at_ns, number * S // 100, lambda payload=payload: payload, anew=kind == "ticks" and anew)
+            while keeper._status.bytes == before:  # until it is written
                 time.sleep(0.0002)
         os.write(1, f"{number}\n".encode())
 
