@@ -60,7 +60,7 @@ def vms(
         print_moment(moment)
     running = sorted(answer.vms, key=lambda vm: need_of(word_of(vm), slow_down_of(vm).ratio, vm.name))
     left_out = render.print_table(*_table(running)) if running else []
-    for line in [*_footer(answer, status, "ran {} then" if moment else "runs {} now"), *render.no_room(left_out)]:
+    for line in [*_footer(answer, status, "then" if moment else "now"), *render.no_room(left_out)]:
         console.print(line, soft_wrap=True)
 
 
@@ -95,13 +95,14 @@ def _cells(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> dict[str, Text]:
     return cells
 
 
-def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus, runs: str) -> list[Text]:
+def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus, when: str) -> list[Text]:
     lines = []
     if not answer.vms:
         reasons = (Text(line, style=words.DIM) for line in render.broken(status.sources))
-        return [Text(f"no VM {runs.format(f'on {answer.host}')}"), *reasons]
-    if line := host_line(answer):
-        lines.append(Text(f"{line}; `whitepanda explain VM` shows the evidence", style=words.BAD))
+        return [Text(f"no VM {'runs' if when == 'now' else 'ran'} on {answer.host} {when}"), *reasons]
+    command = "explain VM" if when == "now" else "explain VM --at TIME"
+    if line := host_line(answer, when):
+        lines.append(Text(f"{line}; `whitepanda {command}` shows the evidence", style=words.BAD))
     lacking = not_shown(missing(_COLUMNS, answer.vms), answer.vms, status)
     lines += [Text(line, style=words.DIM) for line in lacking]
     unknown = Counter(vm.decision.reason for vm in answer.vms if word_of(vm) is words.UNKNOWN)

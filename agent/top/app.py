@@ -153,7 +153,9 @@ class TopApp(App[None]):
             self._bar.update(Text(f"too small: {_LEAST} lines at least", style=WARNING))
             return
         lines = [self._host_line(), self._state_line()]
-        if self.model.frame is not None and (blamed := host_line(self.model.frame.vms)):
+        if self.model.frame is not None and (
+            blamed := host_line(self.model.frame.vms, "then" if self._tape else "now")
+        ):
             lines.append(Text(blamed, style=BAD))
         self._bar.update(Text("\n").join(lines))
         self._seek.show(self._position)

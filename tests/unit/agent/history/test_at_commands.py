@@ -97,7 +97,7 @@ def test_vms_show_that_moment(run):
     assert lines[0] == f"node1 at {shown(at)} (tick of 1 s)"
     assert [line.split()[0] for line in lines[2:4]] == ["web", "scan"]
     assert [word for word in ("victim", "1.50x", "scan") if word not in lines[2]] == [], lines
-    assert "GIPS, CPI: no_pmu" in out
+    assert "GIPS, CPI, RUNQ%, DISK, NET: no_pmu" in out
 
 
 def test_programs_get_the_moment(run):
