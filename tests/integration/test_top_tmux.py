@@ -170,7 +170,7 @@ def test_without_colours_nothing_but_the_terminals_own(agent: Agent, terminal: T
 @pytest.mark.long
 def test_the_past_of_the_agent_running_and_stopped(agent: Agent, terminal: Terminal) -> None:
     run = f"{WHITEPANDA} top --config {agent.config}"
-    time.sleep(15)  # a window and more of past
+    time.sleep(25)  # windows, and ticks enough to step in
     terminal.type(f"{run} --at -5s; echo rc=$?", "Enter")
     terminal.until(has("demo-1  3 VMs", "‖ paused", "in values of 1 s", "scan-1", "●"))
     shown = paused_at(terminal)
