@@ -65,7 +65,7 @@ deb:
 
 ## make bench       the hot paths, with ratios
 bench: setup-dev
-	@$(PY) -m bench.agent_cost.tick && $(PY) -m bench.ingest.study && $(PY) -m bench.agent_cost.proc_cost && $(PY) -m bench.agent_cost.analysis
+	@$(PY) -m bench.agent_cost.tick && $(PY) -m bench.ingest.study && $(PY) -m bench.agent_cost.proc_cost && $(PY) -m bench.agent_cost.analysis && $(PY) -m bench.agent_cost.history
 
 ## make bench-host  what watching 43 real VMs costs, beside collectd (root, the lab's packages, collectd-core, libyajl2)
 bench-host: setup-dev setup-lab

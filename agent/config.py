@@ -196,6 +196,13 @@ class MetricsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls: TlsFiles = TlsFiles()
 
 
+class HistorySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the host has measured, kept on its disk for `--at`: windows, and the last 15 minutes tick by tick."""
+
+    days: Annotated[float, Meta(ge=0, le=3660)] = 7.0  # older windows are deleted; 0 = keep nothing
+    max_mib: Annotated[int, Meta(ge=1, le=1 << 20)] = 512  # the oldest are deleted beyond this
+
+
 class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Antagonists on the host, from central's statistics and coefficients."""
 
@@ -269,6 +276,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     windows: WindowsSection = WindowsSection()
     host: HostSection = HostSection()
     uplink: UplinkSection = UplinkSection()
+    history: HistorySection = HistorySection()
     analysis: AnalysisSection = AnalysisSection()
     cloud_white: CloudWhiteSection = CloudWhiteSection()
     metrics: MetricsSection = MetricsSection()

@@ -23,6 +23,7 @@ from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig, without_real_sources
 from agent.facts.changes import FactChanges
 from agent.failures import CLOUD_WHITE, Failures
+from agent.history.capture import HistoryKeeper
 from agent.host_info import platform_name
 from agent.sampling.pipeline import Pipeline
 from agent.sampling.scheduler import TickSchedule, first_due_ns
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 
 _log = log.get("agent")
-
 _START_WAIT_S = 30.0  # a host that boots is busy
 _GC_THRESHOLD = 50_000
 _CLOCK_QUIET_NS = 60 * 1_000_000_000
@@ -92,6 +92,7 @@ class Daemon:
         self._uplink: Uplink | None = None
         self._metrics: MetricsServer | None = None
         self._failures = Failures(self._count_sink_error, self._clock)
+        self._history = HistoryKeeper(config, self.state, self._failures)
         self._clock_quiet_until_ns = 0
         self._baselines: BaselineFile | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -132,6 +133,7 @@ class Daemon:
         self._start_cloud_white()
         self.state.decisions = Decisions(self._config, self.state.cloud_white, self.state.analysis)
         async with (
+            self._history.running(),
             self._running_uplink(),
             self._running_local_api(),
             self._running_metrics(),
@@ -182,6 +184,7 @@ class Daemon:
                 self._failures.works("tick")
                 self._run_cloud_white(now_ns)
                 self._guard("verdicts", self._decide)
+                self._guard("history", self._history.tick, now_ns)
             # Without VMs there are no windows that the last events could go with.
             has_late_events = now_ns >= self._events_due_ns and self._has_events()
             if windows or has_late_events:
@@ -239,6 +242,7 @@ class Daemon:
             self._guard("reports", self._add_report, decisions, events)
             with self._failures.guard("verdicts"):
                 windows = decisions.with_verdicts(windows)
+        self._guard("history", self._history.windows, windows)
         if self._uplink is not None:
             with self._failures.guard("facts"):
                 events += self._facts.take(self.state.pipeline.table)

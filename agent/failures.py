@@ -26,6 +26,7 @@ EFFECTS = {
     "facts": "central is not told what changed of VMs and host; tried again with the next window",
     "queueing for central": "central does not get this window; tried again with the next one",
     "saving baselines": "after a restart they are those saved last; tried again",
+    "history": "this tick or window is missing on the host's disk; tried again with the next one",
     "uplink": "windows wait in the spool; tried again",
     "coefficients": "those held before stay in use",
     "local API": "commands and `whitepanda top` get no answer; tried again",

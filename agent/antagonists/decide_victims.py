@@ -186,6 +186,11 @@ class Decisions:
             return VmDecision(uuid, "unknown", own.reason, one.since_ns)
         return VmDecision(uuid, "steady" if by_fleet.verdict == "normal" else "unknown", by_fleet.reason)
 
+    def judged(self, uuid: str) -> tuple[VmVerdict, tuple[Analysis, ...], Degradation | None]:
+        """Return the verdict on a VM, which analyses found it, and its slow-down: `vm` without what costs time."""
+        one = self._vms.get(uuid)
+        return ("unknown", (), None) if one is None else (one.verdict, one.found_by, one.slow_down)
+
     def since_ns(self, decision: VmDecision) -> int:
         """Return how long a decision has stood, in nanoseconds, as of the last tick."""
         return max(0, self._now_ns - decision.since_ns) if decision.since_ns else 0

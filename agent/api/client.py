@@ -67,6 +67,15 @@ class Client:
         request = host_pb2.ExplainVmRequest(vm=clean_name(vm))  # as the agent cleaned its name
         return cast("host_pb2.VmExplanation", self._ask(self._stub.ExplainVm, request))
 
+    def moments(self, request: host_pb2.GetMomentsRequest) -> host_pb2.GetMomentsResponse:
+        """The history on this host's disk at a time, and around it.
+
+        Raises:
+            InputError: no VM had the name or UUID to explain.
+
+        """
+        return cast("host_pb2.GetMomentsResponse", self._ask(self._stub.GetMoments, request))
+
     def _ask(self, method: Callable[..., Any], request: Message) -> object:
         try:
             return method(request, timeout=_DEADLINE_S)
@@ -126,6 +135,8 @@ def _refusal(error: grpc.RpcError, path: Path) -> InputError | UnavailableError:
     code, detail = call.code(), call.details() or ""
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
         return InputError(detail)
+    if code is grpc.StatusCode.FAILED_PRECONDITION:
+        return UnavailableError(detail)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnavailableError(f"the agent at {path} did not answer in {_DEADLINE_S:.0f} s; see its log")
     if code is grpc.StatusCode.UNIMPLEMENTED:

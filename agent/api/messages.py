@@ -3,7 +3,7 @@
 Everything is made at once from `agent.api.state`, on the loop that owns it; nothing here waits.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 
 from agent.analysis.verdict import Verdict
@@ -26,21 +26,32 @@ _NOT_ANALYSED = SimpleNamespace(cpi=None, n_cpi=None, victim_threshold_cpi=None,
 
 def vms_message(state: AgentState, metrics: Collection[str] | None = None) -> host_pb2.ListVmsResponse:
     """Return all VMs now, with the metrics of these names; None: with all."""
-    host, cloud_white, vms = state.host(), state.cloud_white, state.vms()
-    summaries = [_summary(vm, state, metrics) for vm in vms]
+    return message_of(
+        host_pb2.ListVmsResponse,
+        state.host(),
+        vms=summary_messages(state, state.vms(), metrics),
+        triggered=bool(state.analysis and state.analysis.triggered),
+        decision=decision_message(state),
+    )
+
+
+def decision_message(state: AgentState) -> host_pb2.HostDecision | None:
+    """Return the verdict on the host; None: the agent is starting."""
+    decided = None if state.decisions is None else state.decisions.host
+    return message_of(host_pb2.HostDecision, decided, victims=len(decided.victims)) if decided else None
+
+
+def summary_messages(
+    state: AgentState, vms: Sequence[Vm], metrics: Collection[str] | None = None
+) -> list[host_pb2.VmSummary]:
+    """Return these VMs now, with the metrics of these names; None: with all."""
+    cloud_white, summaries = state.cloud_white, [_summary(vm, state, metrics) for vm in vms]
     if cloud_white is not None:
-        names = {vm.identity.uuid: vm.identity.name for vm in vms}
+        names = {vm.identity.uuid: vm.identity.name for vm in state.vms()}
         for summary in summaries:
             verdict = cloud_white.verdict(summary.uuid)
             summary.cloud_white.CopyFrom(_suffering(verdict, cloud_white.since_ns(verdict), names))
-    decided = None if state.decisions is None else state.decisions.host
-    return message_of(
-        host_pb2.ListVmsResponse,
-        host,
-        vms=summaries,
-        triggered=bool(state.analysis and state.analysis.triggered),
-        decision=message_of(host_pb2.HostDecision, decided, victims=len(decided.victims)) if decided else None,
-    )
+    return summaries
 
 
 def explanation_message(state: AgentState, uuid: str) -> host_pb2.VmExplanation | None:

@@ -3,6 +3,7 @@
 The socket's mode (0660) and its folder's group decide who may connect. There is no TCP.
 """
 
+import asyncio
 import difflib
 import errno
 import os
@@ -20,7 +21,7 @@ from agent.api.messages import explanation_message, vms_message
 from agent.api.state import AgentState
 from collector.base import VmIdentity
 from whitepanda.common import log
-from whitepanda.common.errors import ConfigError, UnavailableError
+from whitepanda.common.errors import ConfigError, InputError, UnavailableError
 from whitepanda.common.files.private import group_socket
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import host_pb2, host_pb2_grpc
@@ -107,6 +108,7 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
 
     def __init__(self, state: AgentState) -> None:
         self._state = state
+        self._reading = asyncio.Lock()
 
     async def GetStatus(  # noqa: N802 - the name in the proto
         self, _request: host_pb2.GetStatusRequest, _context: grpc.aio.ServicerContext[Any, Any]
@@ -131,6 +133,21 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
         if answer is None:
             await _not_found(request.vm, vms, context)
         return answer
+
+    async def GetMoments(  # noqa: N802 - the name in host.proto
+        self, request: host_pb2.GetMomentsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> host_pb2.GetMomentsResponse:
+        if self._state.moments is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the history is off: set history.days above 0")
+            raise AssertionError  # abort has raised
+        try:
+            async with self._reading:  # one at a time: each takes time of the only interpreter
+                return await asyncio.to_thread(self._state.moments, request)
+        except InputError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except UnavailableError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        raise AssertionError  # abort has raised
 
 
 async def _not_found(asked: str, vms: Sequence[VmIdentity], context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:

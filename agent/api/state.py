@@ -94,6 +94,9 @@ class AgentState:
     cloud_white: CloudWhite | None = None
     decisions: Decisions | None = None
     advisor: Advisor | None = None
+    history: Callable[[], host_pb2.HistoryStatus] = lambda: host_pb2.HistoryStatus(state="off")
+    #: Reads the history on disk, which takes its time; None: it is off.
+    moments: Callable[[host_pb2.GetMomentsRequest], host_pb2.GetMomentsResponse] | None = None
     certificates: dict[str, OwnCertificate] = field(default_factory=dict)
 
     def host(self) -> host_pb2.HostStatus:
@@ -107,6 +110,7 @@ class AgentState:
             missed_ticks=self.schedule.missed,
             sources=self.pipeline.slots.views(),
             uplink=self.uplink(),
+            history=self.history(),
             cpu_seconds=cost_s,
             rss_bytes=rss_bytes,
             host_metrics=self._host_metrics() + self._agent_metrics(cost_s, rss_bytes),

@@ -52,10 +52,22 @@ def _lines(answer: host_pb2.HostStatus) -> list[Text]:
             refused = f"{uplink.refused_updates:,} updates of central, {uplink.refused_update_rows:,} rows of others"
             last = f"; last: {uplink.last_refusal}" if uplink.last_refusal else ""
             lines.append(_line("refused", refused + last, "red"))
+    lines.append(_history(answer.history, answer.now_unix_ns))
     if uplink.last_error:
         lines.append(_line("last error", uplink.last_error, "red"))
     lines.append(_line("coefficients", f"version {version}" if version else "none, central has not sent any"))
     return lines
+
+
+def _history(history: host_pb2.HistoryStatus, now_unix_ns: int) -> Text:
+    if history.state == "off":
+        return _line("history", "off: history.days is 0")
+    since = f", from {render.age(max(0, now_unix_ns - history.first_unix_ns))} ago" if history.first_unix_ns else ""
+    text = f"{render.si(history.bytes)}B of {render.si(history.max_bytes)}B{since}"
+    lost = f"; {history.lost_frames:,} windows and ticks lost" if history.lost_frames else ""
+    if history.state == "stopped":
+        return _line("history", f"stopped: {history.detail}; {text}{lost}", "bold red")
+    return _line("history", text + lost)
 
 
 def _line(title: str, text: str, style: str = "") -> Text:
@@ -101,6 +113,11 @@ def _json(answer: host_pb2.HostStatus) -> dict[str, object]:
             "min_batch_interval_s": uplink.min_batch_interval_ms / 1e3 or None,
             **fields_of(uplink, "refused_updates", "refused_update_rows"),
             "last_refusal": uplink.last_refusal or None,
+        },
+        "history": {
+            **fields_of(answer.history, "state", "bytes", "max_bytes", "lost_frames"),
+            "detail": answer.history.detail or None,
+            "first_unix_ns": answer.history.first_unix_ns or None,
         },
         "sources": [
             {

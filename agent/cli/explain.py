@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from agent.api.client import connect, find_socket
+from agent.cli._moments import AtOption, moment_at, moment_json, print_moment
 from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from agent.display import render
 from agent.display.explanation import Grid, arithmetic, found_here, head, numbers, recommended, suspects
@@ -18,15 +19,25 @@ def explain(
     vm: Annotated[str, typer.Argument(help="UUID of a VM on this host, or a name that only one has.")],
     socket: SocketOption = None,
     config: ConfigOption = None,
+    at: AtOption = None,
     *,
     json: JsonOption = False,
 ) -> None:
-    """Explain one VM: what it does or suffers and how much, its numbers, the verdict's arithmetic, the suspects."""
-    with connect(find_socket(socket, config)) as client:
-        answer = client.explain(vm)
+    """Explain one VM: what it does or suffers and how much, its numbers, the verdict's arithmetic, the suspects.
+
+    With `--at` as it was then. Evidence and suspects are kept for 15 minutes, of VMs that suffered or inflicted.
+    """
+    moment = None if at is None else moment_at(at, socket, config, vm)
+    if moment is not None:
+        answer = moment.explanation
+    else:
+        with connect(find_socket(socket, config)) as client:
+            answer = client.explain(vm)
     if json:
-        print_json(_json(answer))
+        print_json({**moment_json(moment), **_json(answer)})
         return
+    if moment is not None:
+        print_moment(moment)
     for part in (head, found_here, numbers, arithmetic, suspects, recommended):
         for piece in part(answer):
             if isinstance(piece, Grid):

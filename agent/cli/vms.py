@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from agent.api.client import connect, find_socket
+from agent.cli._moments import AtOption, moment_at, moment_json, print_moment
 from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from agent.display import render, words
 from agent.display.numbers import NUMBERS, missing, not_shown, sum_of, values_of
@@ -25,7 +26,9 @@ _DISPENSABLE = ("SLOW-DOWN", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIP
 _RANKS = {title: rank for rank, title in enumerate(_DISPENSABLE, 1)}
 
 
-def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonOption = False) -> None:
+def vms(
+    socket: SocketOption = None, config: ConfigOption = None, at: AtOption = None, *, json: JsonOption = False
+) -> None:
     """Show the VMs of this host: rates of the last tick, who suffers, how much, and from whom.
 
     GUEST% is per vCPU; DISK and NET are bytes per second, both directions. VERDICT: a victim suffers, by the host's own
@@ -36,19 +39,28 @@ def vms(socket: SocketOption = None, config: ConfigOption = None, *, json: JsonO
     how many more there are. A dash is a value that is not known. Of two VMs of one name NAME has the beginning of
     the UUID too. A narrow terminal goes without the columns that matter least, and says which; no two names are cut
     to the same. In `--json` `verdict` is the decision; `fleet` and `cloud_white` are the evidence of the two
-    analyses, the fleet's and the host's own, and may say otherwise.
+    analyses, the fleet's and the host's own, and may say otherwise. With `--at` they are the VMs of then, by the
+    host's own history: tick by tick for 15 minutes, before that by windows, which lack some values.
     """
-    with connect(find_socket(socket, config)) as client:
-        answer, status = client.vms(), client.status()
+    moment = None if at is None else moment_at(at, socket, config)
+    if moment is not None:
+        answer, status = moment.vms, moment.status
+    else:
+        with connect(find_socket(socket, config)) as client:
+            answer, status = client.vms(), client.status()
     if json:
         decision = answer.decision
         suspect = render.suspect_json(decision.suspect) if decision.HasField("suspect") else None
         host = {**render.fields_of(answer, "host", "now_unix_ns"), **render.fields_of(decision, "victims", "affected")}
-        print_json({**host, "suspect": suspect, "vms": [render.summary_json(vm) for vm in answer.vms]})
+        print_json(
+            {**moment_json(moment), **host, "suspect": suspect, "vms": [render.summary_json(vm) for vm in answer.vms]}
+        )
         return
+    if moment is not None:
+        print_moment(moment)
     running = sorted(answer.vms, key=lambda vm: need_of(word_of(vm), slow_down_of(vm).ratio, vm.name))
     left_out = render.print_table(*_table(running)) if running else []
-    for line in [*_footer(answer, status), *render.no_room(left_out)]:
+    for line in [*_footer(answer, status, "then" if moment else "now"), *render.no_room(left_out)]:
         console.print(line, soft_wrap=True)
 
 
@@ -83,13 +95,14 @@ def _cells(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> dict[str, Text]:
     return cells
 
 
-def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> list[Text]:
+def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus, when: str) -> list[Text]:
     lines = []
     if not answer.vms:
         reasons = (Text(line, style=words.DIM) for line in render.broken(status.sources))
-        return [Text(f"no VM runs on {answer.host} now"), *reasons]
-    if line := host_line(answer):
-        lines.append(Text(f"{line}; `whitepanda explain VM` shows the evidence", style=words.BAD))
+        return [Text(f"no VM {'runs' if when == 'now' else 'ran'} on {answer.host} {when}"), *reasons]
+    command = "explain VM" if when == "now" else "explain VM --at TIME"
+    if line := host_line(answer, when):
+        lines.append(Text(f"{line}; `whitepanda {command}` shows the evidence", style=words.BAD))
     lacking = not_shown(missing(_COLUMNS, answer.vms), answer.vms, status)
     lines += [Text(line, style=words.DIM) for line in lacking]
     unknown = Counter(vm.decision.reason for vm in answer.vms if word_of(vm) is words.UNKNOWN)

@@ -80,14 +80,14 @@ def by_of(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> str:
     return f"{names[0]} +{more}" if names and more else "".join(names)
 
 
-def host_line(answer: host_pb2.ListVmsResponse) -> str:
-    """Say who suffers on the host, and whom that is blamed on; "" if no VM is a victim."""
+def host_line(answer: host_pb2.ListVmsResponse, when: str = "now") -> str:
+    """Say who suffers on the host, and whom that is blamed on; "" if no VM is a victim. `when`: now, or then."""
     found = answer.decision
     if not found.victims:
         return ""
     first = shown_names(answer.vms).get(found.suspect.uuid, found.suspect.name)
     whom = f"first suspect {first}" if found.HasField("suspect") else "no suspect"
-    return f"{found.victims} {'victim' if found.victims == 1 else 'victims'} on this host now; {whom}"
+    return f"{found.victims} {'victim' if found.victims == 1 else 'victims'} on this host {when}; {whom}"
 
 
 def need_of(word: Word, slow_down: float, name: str) -> tuple[float, str]:

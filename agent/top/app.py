@@ -24,6 +24,7 @@ from agent.top.detail import Detail
 from agent.top.feed import Came, Feed, Gone, Position, Tape
 from agent.top.keys import Keys
 from agent.top.model import Model, sparkline
+from agent.top.seek_bar import SeekBar
 from agent.top.table import VmTable
 from whitepanda.v1 import host_pb2
 
@@ -31,7 +32,7 @@ _STALE_S = 3.0  # a frame is older only if the agent is slow or gone
 _WIDE = 150  # from this many columns on the detail pane is next to the table
 _LOW = 10  # lines: with fewer there is no room for notes and long bars
 _LEAST = 5  # lines: bar, head, a VM, footer
-_WIND_S, _WIND_FAR_S = 10, 60
+_WIND_S, _WIND_FAR_S, _WIND_HOUR_S = 10, 60, 3600
 _TREND_OF = "CPU"  # if the column that is sorted by has no numbers
 
 
@@ -66,6 +67,8 @@ class TopApp(App[None]):
         Binding("left", f"wind(-{_WIND_S})", f"-{_WIND_S} s", key_display="←"),
         Binding("right_square_bracket", f"wind({_WIND_FAR_S})", "+1 min", show=False, key_display="]"),
         Binding("left_square_bracket", f"wind(-{_WIND_FAR_S})", "-1 min", show=False, key_display="["),
+        Binding("right_curly_bracket", f"wind({_WIND_HOUR_S})", "+1 h", show=False, key_display="}"),
+        Binding("left_curly_bracket", f"wind(-{_WIND_HOUR_S})", "-1 h", show=False, key_display="{"),
         Binding("plus", "speed(1)", "Faster", key_display="+"),
         Binding("minus", "speed(-1)", "Slower", key_display="-"),
     ]
@@ -79,6 +82,7 @@ class TopApp(App[None]):
         self._clock = clock
         self._table = VmTable(self._trend)
         self._detail = Detail()
+        self._seek = SeekBar(lambda share: self._tape.seek(share) if self._tape else None)
         self._bar, self._notes = Static(id="bar"), Static(id="notes")
         self._field = Input(placeholder="name or job: text or regular expression", id="filter", compact=True)
         self._gone = ""
@@ -91,6 +95,7 @@ class TopApp(App[None]):
     def compose(self) -> Iterator[Widget]:
         """Make the parts."""
         yield self._bar
+        yield self._seek
         with Container(id="body"):
             yield self._table
             yield self._detail
@@ -148,9 +153,12 @@ class TopApp(App[None]):
             self._bar.update(Text(f"too small: {_LEAST} lines at least", style=WARNING))
             return
         lines = [self._host_line(), self._state_line()]
-        if self.model.frame is not None and (blamed := host_line(self.model.frame.vms)):
+        if self.model.frame is not None and (
+            blamed := host_line(self.model.frame.vms, "then" if self._tape else "now")
+        ):
             lines.append(Text(blamed, style=BAD))
         self._bar.update(Text("\n").join(lines))
+        self._seek.show(self._position)
 
     def _host_line(self) -> Text:
         frame = self.model.frame
@@ -317,11 +325,16 @@ class TopApp(App[None]):
 
 
 def _played(position: Position) -> tuple[str, str]:
-    """Say where a recording is being shown, and its style."""
+    """Say where a recording or a history is being shown, and its style."""
     mark = "» winding" if position.seeking else "▶" if position.playing else "■ end" if position.ended else "‖ paused"
+    style = WARNING if position.note else ""
+    if position.origin_ns:
+        when = datetime.fromtimestamp(position.origin_ns / 1e9 + position.at_s, tz=UTC).astimezone()
+        what = f"{mark} {when:%a %d %b %H:%M:%S} in values of {position.span_s:g} s at {position.speed:g}x"
+        return f"{what}{'  ' if position.note else ''}{position.note}", style
     of = "" if position.length_s is None else f" of {_clock(position.length_s)}"
     note = f"  {position.note}" if position.note else ""
-    return f"{mark} {_clock(position.at_s)}{of} at {position.speed:g}x{note}", WARNING if position.note else ""
+    return f"{mark} {_clock(position.at_s)}{of} at {position.speed:g}x{note}", style
 
 
 def _clock(seconds: float) -> str:

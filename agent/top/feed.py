@@ -17,9 +17,10 @@ _STOP_WAIT_S = 6.0  # a question that is under way ends by its deadline
 
 
 class Position(NamedTuple):
-    """Where a recording is being shown: seconds from its beginning; `length_s` None is not known.
+    """Where a recording, or a host's history, is being shown: seconds from its beginning; `length_s` None: not known.
 
-    `seeking`: it is on its way to another place. `note`: what is wrong with the file, "" nothing.
+    `seeking`: it is on its way to another place. `note`: what is wrong, "" nothing. `origin_ns`: the Unix time of the
+    beginning, 0 for a recording; `span_s`: what the values are of, of a history only.
     """
 
     at_s: float
@@ -29,6 +30,8 @@ class Position(NamedTuple):
     ended: bool = False
     seeking: bool = False
     note: str = ""
+    origin_ns: int = 0
+    span_s: float = 0.0
 
 
 class Came(NamedTuple):
@@ -74,6 +77,9 @@ class Tape(Feed, Protocol):
 
     def wind(self, by_s: float) -> None:
         """Go forward, or back."""
+
+    def seek(self, share: float) -> None:
+        """Go to a share of the whole, from 0 to 1."""
 
     def change_speed(self, step: int) -> None:
         """Take the next faster speed, or the next slower."""

@@ -30,6 +30,7 @@ KEYS = (
 PLAYER_KEYS = (
     ("← →", "back and forward by 10 s"),
     ("[ ]", "back and forward by a minute"),
+    ("{ }", "back and forward by an hour; a click on the bar goes to its time"),
     ("- +", "slower and faster: a quarter of the speed to 64 times"),
 )
 

@@ -1,38 +1,80 @@
-"""Plays a recording to the live view, in a thread: play, pause, wind, speed."""
+"""Plays a recording, or a host's history, to the live view, in a thread: play, pause, wind, seek, speed."""
 
 import threading
 import time
 from collections import deque
-from pathlib import Path
+from typing import Protocol
 
-from agent.config import AgentConfig
 from agent.top.feed import Came, Gone, Position, Tell
 from agent.top.model import HISTORY, Frame
-from agent.top.recorded import RecordedHost, length_s
-from whitepanda.common.errors import InputError
+from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.v1 import host_pb2
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _TELL_S = 0.1  # ticks that are due closer to each other are shown together
 _PROGRESS_S = 0.25
+_GAP_S = 30.0  # a longer time without ticks is not waited for
 _STOP_WAIT_S = 10.0
 
 
-class Player:
-    """A recording as a feed, read forwards only: to go back it is read again from its beginning.
+class PlayedHost(Protocol):
+    """What can be played: `agent.top.recorded.RecordedHost`, `agent.top.past_host.PastHost`.
 
-    InputError: the file cannot be read or is not a recording.
+    `at_s` is where it is, in seconds from its beginning, `tick_s` how far the next moment is, `history_s` how long
+    before a moment its past is wanted. `grows`: it may go on behind its end. `trouble`: a note for people.
     """
 
-    def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
-        self._file = file
-        self._config = config
-        self._length_s = length_s(file)
-        self._host = RecordedHost(file, config)
+    history_s: float
+    grows: bool
+    trouble: str
+    origin_ns: int
+
+    @property
+    def tick_s(self) -> float:
+        """How far the next moment is."""
+
+    @property
+    def length_s(self) -> float | None:
+        """From the beginning to the end; None: not known."""
+
+    @property
+    def span_s(self) -> float:
+        """What its values are of; 0: ticks of a recording."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is at a moment."""
+
+    @property
+    def at_s(self) -> float:
+        """Where it is."""
+
+    def advance(self) -> bool:
+        """Go to the next moment; False: there is none."""
+
+    def seek(self, to_s: float) -> tuple[float, bool]:
+        """Go to before a moment; return where it is, and whether what was shown before is of another time."""
+
+    def frame(self) -> Frame:
+        """Return the host now."""
+
+    def explain(self, uuid: str) -> host_pb2.VmExplanation | None:
+        """Return all about a VM now; None: it does not exist."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class Player:
+    """A host of the past as a feed. It begins at `at_s`."""
+
+    def __init__(self, host: PlayedHost, at_s: float = 0.0, *, playing: bool = True) -> None:
+        self._host = host
         self._condition = threading.Condition()
         self._stopping = False
-        self._playing = True
+        self._playing = playing
         self._speed = 1.0
-        self._target_s: float | None = 0.0
+        self._target_s: float | None = at_s
         self._asked = False
         self._anew = False
         self._wanted: str | None = None
@@ -66,7 +108,7 @@ class Player:
     def toggle(self) -> None:
         """Pause, or play on; at the end from the beginning."""
         with self._condition:
-            if self._ended and not self._playing:
+            if self._ended and not self._playing and not self._host.grows:
                 self._target_s = 0.0
             self._playing, self._asked = not self._playing, True
             self._anchor_here()
@@ -76,9 +118,15 @@ class Player:
         """Go forward, or back; keys that follow each other add up."""
         with self._condition:
             at_s = self._host.at_s if self._target_s is None else self._target_s
-            end_s = float("inf") if self._length_s is None else self._length_s
-            self._target_s = min(max(0.0, at_s + by_s), end_s)
+            self._target_s = min(max(0.0, at_s + by_s), self._end_s)
             self._condition.notify()
+
+    def seek(self, share: float) -> None:
+        """Go to a share of the whole; without a known length nowhere."""
+        with self._condition:
+            if self._host.length_s is not None:
+                self._target_s = min(max(0.0, share), 1.0) * self._host.length_s
+                self._condition.notify()
 
     def change_speed(self, step: int) -> None:
         """Take the next faster speed, or the next slower."""
@@ -87,6 +135,10 @@ class Player:
             self._speed, self._asked = SPEEDS[at], True
             self._anchor_here()
             self._condition.notify()
+
+    @property
+    def _end_s(self) -> float:
+        return float("inf") if self._host.length_s is None else self._host.length_s
 
     # --- the thread ---
 
@@ -107,10 +159,10 @@ class Player:
                     self._tell((), tell)
                 else:
                     self._play(tell)
-        except InputError as error:  # the file has gone, or is another one
+        except (InputError, UnavailableError) as error:  # the file or the agent has gone
             tell(Gone(str(error)))
         except Exception as error:  # noqa: BLE001 - if the thread died silently the view would stand still
-            tell(Gone(f"cannot play {self._file}: {error!r}; please report this"))
+            tell(Gone(f"cannot play it: {error!r}; please report this"))
         finally:
             self._host.close()
 
@@ -122,10 +174,14 @@ class Player:
         frames: deque[Frame] = deque(maxlen=HISTORY)
         until = time.monotonic() + _PROGRESS_S
         while self._due_s() >= 0 and not self._has_work() and time.monotonic() < until:
+            at_s, tick_s = self._host.at_s, self._host.tick_s
             if not self._host.advance():
                 self._ended, self._playing = True, False
                 break
+            self._ended = False
             frames.append(self._host.frame())
+            if self._host.at_s - at_s > tick_s + _GAP_S:
+                self._anchor_here()  # nobody waits for what was not measured
         if time.monotonic() >= until:
             self._anchor_here()  # this machine is slower than the speed: do not catch up
         if frames or self._ended:
@@ -138,16 +194,15 @@ class Player:
 
     def _wind_to(self, target_s: float, tell: Tell) -> None:
         """Read up to a moment; the minute before it is shown as history."""
-        host = self._host
-        if target_s < host.at_s:
-            host.close()
-            self._host = host = RecordedHost(self._file, self._config)
+        host, asked_s = self._host, target_s
+        target_s, is_anew = host.seek(asked_s)
+        if is_anew:
             self._ended, self._anew = False, True
         frames: deque[Frame] = deque(maxlen=HISTORY)
         shown_s = time.monotonic()
-        since_s = target_s - HISTORY * host.tick_s
+        since_s = target_s - host.history_s
         while not host.begun or host.at_s < target_s:
-            if self._stopping or self._target_s != target_s:
+            if self._stopping or self._target_s != asked_s:
                 return  # another key has come
             if not host.advance():
                 self._ended, self._playing = True, False
@@ -158,7 +213,7 @@ class Player:
                 tell(Came(position=self._position(seeking=True)))
                 shown_s = time.monotonic()
         with self._condition:
-            if self._target_s == target_s:
+            if self._target_s == asked_s:
                 self._target_s = None
         self._anchor_here()
         self._tell(tuple(frames), tell)
@@ -173,6 +228,6 @@ class Player:
         tell(Came(frames, found, anew, self._position()))
 
     def _position(self, *, seeking: bool = False) -> Position:
-        return Position(
-            self._host.at_s, self._length_s, self._playing, self._speed, self._ended, seeking, self._host.trouble
-        )
+        host = self._host
+        kind = (host.trouble, host.origin_ns, host.span_s)
+        return Position(host.at_s, host.length_s, self._playing, self._speed, self._ended, seeking, *kind)

@@ -15,7 +15,7 @@ from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteS
 from agent.recording.playback import Playback, cloud_white_of, read_errors
 from agent.sampling.scheduler import TickSchedule
 from agent.top.columns import METRICS
-from agent.top.model import Frame
+from agent.top.model import HISTORY, Frame
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import host_pb2
 
@@ -42,16 +42,25 @@ class _TickClock(SystemClock):
 
 
 class RecordedHost:
-    """A recording, tick by tick; `close` closes the file.
+    """A recording, tick by tick, read forwards only; `close` closes the file.
 
     A line that is wrong is left out and noted in `trouble`. See `Playback` for `config` and errors.
     """
 
+    grows = False
+    origin_ns = 0
+    span_s = 0.0
+
     def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
+        self._file, self._config = file, config
         self._playback = Playback(file, config)
         self._ticks = self._playback.ticks()
         #: Seconds from one tick to the next.
         self.tick_s = self._playback.tick_s
+        #: How long before a moment what `top` shows of its past begins.
+        self.history_s = HISTORY * self.tick_s
+        #: Seconds from the first tick to the last; None: not known.
+        self.length_s = length_s(file)
         self._clock = _TickClock()
         section = config.cloud_white if config else CloudWhiteSection()
         self._cloud_white = cloud_white_of(section)
@@ -80,6 +89,14 @@ class RecordedHost:
     def at_s(self) -> float:
         """Seconds since the first tick."""
         return 0.0 if self._first_ns is None else (self._clock.mono - self._first_ns) / 1e9
+
+    def seek(self, to_s: float) -> tuple[float, bool]:
+        """Go to a place before a moment: to the beginning, if it is behind. Returns the moment, and whether it was."""
+        is_back = to_s < self.at_s
+        if is_back:
+            self.close()
+            RecordedHost.__init__(self, self._file, self._config)
+        return to_s, is_back
 
     def advance(self) -> bool:
         """Go to the next tick; return False at the end, which changes nothing."""

@@ -2,14 +2,20 @@
 
 import collections
 import contextlib
+import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from agent.config import HistorySection
+from agent.history.writer import WINDOWS, HistoryWriter
 from agent.sampling.windows import CpiWindow
 from agent.uplink.disk_queue import Spool
+from tests.support import history_writer
+from tests.support.waiting import wait_until
 
 ROWS = 100
 
@@ -150,3 +156,68 @@ def test_a_start_on_a_full_disk_without_any_spool_lives_in_memory(small_disk: Pa
     assert len(central.meaning) == 6
     assert [entry["log_level"] for entry in logs] == ["warning", "info"]
     spool.close()
+
+
+class BesideHistory:
+    """A spool and a history on the same small disk."""
+
+    def __init__(self, folder: Path, mutant: str = "") -> None:
+        self.spool, self.central, self.folder = opened(folder), Central(), folder / "state" / "history"
+        self.history = HistoryWriter(self.folder, HistorySection(), 256 << 20)
+        self.history.start(0)
+        if mutant:
+            getattr(history_writer, mutant)()
+        self.number = 0
+        self.spool.begin_stream()
+
+    def window(self) -> None:
+        """What the agent does at a window's end: history first, then the spool."""
+        self.number += 1
+        end_ns = self.number * 10 * 10**9
+        self.history.put(WINDOWS, end_ns, end_ns, lambda: os.urandom(40_000))
+        self.spool.append(windows(self.number))
+        self.central.take(self.spool)
+
+    def settled(self) -> None:
+        wait_until(lambda: not self.history._waiting)
+        time.sleep(0.05)
+
+
+def test_a_full_disk_stops_the_history_and_never_the_spool(small_disk: Path) -> None:
+    with capture_logs() as logs:
+        both = BesideHistory(small_disk)
+        for _ in range(400):  # far more history than there is room
+            both.window()
+            both.settled() if both.number % 40 == 0 else None
+        both.settled()
+        status = both.history.status()
+        assert (status.state, status.detail.split(":")[0]) == ("stopped", "the disk is full")
+        assert status.lost_frames > 100
+        assert os.statvfs(small_disk).f_bavail * 4096 > 700_000  # a tenth is left to the spool
+        assert both.central.received == collections.Counter(range(1, 401))
+        ballast = fill(small_disk)
+        for _ in range(50):
+            both.window()
+        ballast.unlink()
+        both.history.stop()
+    assert both.central.received == collections.Counter(range(1, 451))
+    assert both.spool.counts().dropped_batches == 0
+    history_lines = [entry for entry in logs if entry.get("component") == "history" or "history" in entry["event"]]
+    assert [entry["log_level"] for entry in history_lines] == ["warning"]
+    both.spool.close()
+
+
+def test_a_history_in_the_callers_thread_would_be_noticed(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the guarantee above."""
+    monkeypatch.setattr(HistoryWriter, "put", HistoryWriter.put)  # restored afterwards
+    both = BesideHistory(small_disk, "in_the_loop")
+
+    def agent() -> None:
+        for _ in range(400):
+            both.window()
+
+    with pytest.raises(OSError, match="the disk is full"):
+        agent()
+    assert len(both.central.received) < 400
+    both.history.stop()
+    both.spool.close()

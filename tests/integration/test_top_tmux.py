@@ -164,3 +164,41 @@ def test_without_colours_nothing_but_the_terminals_own(agent: Agent, terminal: T
         os.kill(int(one), 15)
     terminal.until(has("rc=143"))  # SIGTERM leaves the terminal as `q` does
     assert terminal.state().startswith("0 1 0")
+
+
+@pytest.mark.integration
+@pytest.mark.long
+def test_the_past_of_the_agent_running_and_stopped(agent: Agent, terminal: Terminal) -> None:
+    run = f"{WHITEPANDA} top --config {agent.config}"
+    time.sleep(25)  # windows, and ticks enough to step in
+    terminal.type(f"{run} --at -5s; echo rc=$?", "Enter")
+    terminal.until(has("demo-1  3 VMs", "‖ paused", "in values of 1 s", "scan-1", "●"))
+    shown = paused_at(terminal)
+    terminal.type("Left")
+    terminal.until(lambda lines: has("‖ paused")(lines) and (shown - paused_at(terminal)) % 86_400 in (9, 10, 11))
+    terminal.type("Space")
+    terminal.until(has("▶ "))
+    terminal.type("Space")
+    terminal.until(has("‖ paused"))
+    terminal.type("Enter")
+    terminal.until(has("job "))
+    terminal.type("q")
+    terminal.until(has("rc=0"))
+    agent.kill()  # -9: what it wrote is there
+    terminal.type("clear", "Enter")
+    terminal.type(f"{run} --since -1h; echo rc=$?", "Enter")
+    terminal.until(has("demo-1", "▶ ", "in values of"))
+    terminal.type("]")
+    terminal.until(has("scan-1", "in values of 1 s"))
+    terminal.type("q")
+    terminal.until(has("rc=0"))
+    terminal.type("clear", "Enter")
+    terminal.type(f"{run} --at noon; echo rc=$?", "Enter")
+    terminal.until(has("'noon' is no time", "rc=3"))
+
+
+def paused_at(terminal: Terminal) -> int:
+    """Return the time of day of the moment that is shown, in seconds."""
+    line = next(line for line in terminal.screen() if "‖ paused" in line)
+    hours, minutes, seconds = line.split(" in values")[0].split()[-1].split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + int(seconds)

@@ -12,7 +12,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("host", "agent_version", "platform", "now_unix_ns", "started_unix_ns", "ticks", "missed_ticks", "sources", "uplink", "coefficient_version", "cpu_seconds", "rss_bytes", "window_ms", "host_metrics", "mn_cpi")
+    __slots__ = ("host", "agent_version", "platform", "now_unix_ns", "started_unix_ns", "ticks", "missed_ticks", "sources", "uplink", "coefficient_version", "cpu_seconds", "rss_bytes", "window_ms", "host_metrics", "mn_cpi", "history")
     HOST_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class HostStatus(_message.Message):
     WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
     HOST_METRICS_FIELD_NUMBER: _ClassVar[int]
     MN_CPI_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     host: str
     agent_version: str
     platform: str
@@ -43,7 +44,24 @@ class HostStatus(_message.Message):
     window_ms: int
     host_metrics: _containers.RepeatedCompositeFieldContainer[Metric]
     mn_cpi: float
-    def __init__(self, host: _Optional[str] = ..., agent_version: _Optional[str] = ..., platform: _Optional[str] = ..., now_unix_ns: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., ticks: _Optional[int] = ..., missed_ticks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., uplink: _Optional[_Union[UplinkStatus, _Mapping]] = ..., coefficient_version: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., rss_bytes: _Optional[int] = ..., window_ms: _Optional[int] = ..., host_metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., mn_cpi: _Optional[float] = ...) -> None: ...
+    history: HistoryStatus
+    def __init__(self, host: _Optional[str] = ..., agent_version: _Optional[str] = ..., platform: _Optional[str] = ..., now_unix_ns: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., ticks: _Optional[int] = ..., missed_ticks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., uplink: _Optional[_Union[UplinkStatus, _Mapping]] = ..., coefficient_version: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., rss_bytes: _Optional[int] = ..., window_ms: _Optional[int] = ..., host_metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., mn_cpi: _Optional[float] = ..., history: _Optional[_Union[HistoryStatus, _Mapping]] = ...) -> None: ...
+
+class HistoryStatus(_message.Message):
+    __slots__ = ("state", "detail", "bytes", "max_bytes", "first_unix_ns", "lost_frames")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    detail: str
+    bytes: int
+    max_bytes: int
+    first_unix_ns: int
+    lost_frames: int
+    def __init__(self, state: _Optional[str] = ..., detail: _Optional[str] = ..., bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., first_unix_ns: _Optional[int] = ..., lost_frames: _Optional[int] = ...) -> None: ...
 
 class SourceStatus(_message.Message):
     __slots__ = ("name", "state", "detail", "age_ns", "duration_ns", "samples", "failures")
@@ -302,3 +320,47 @@ class CpiPoint(_message.Message):
     cpi: float
     cpu_usage_cores: float
     def __init__(self, start_unix_ns: _Optional[int] = ..., cpi: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ...) -> None: ...
+
+class GetMomentsRequest(_message.Message):
+    __slots__ = ("at_unix_ns", "before", "after", "metrics", "explain")
+    AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    at_unix_ns: int
+    before: int
+    after: int
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    explain: str
+    def __init__(self, at_unix_ns: _Optional[int] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., metrics: _Optional[_Iterable[str]] = ..., explain: _Optional[str] = ...) -> None: ...
+
+class GetMomentsResponse(_message.Message):
+    __slots__ = ("first_unix_ns", "last_unix_ns", "moments", "problems")
+    FIRST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    first_unix_ns: int
+    last_unix_ns: int
+    moments: _containers.RepeatedCompositeFieldContainer[Moment]
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Moment(_message.Message):
+    __slots__ = ("unix_ns", "span_ms", "is_window", "clock_stepped", "vms", "status", "explanation")
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_STEPPED_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    unix_ns: int
+    span_ms: int
+    is_window: bool
+    clock_stepped: bool
+    vms: ListVmsResponse
+    status: HostStatus
+    explanation: VmExplanation
+    def __init__(self, unix_ns: _Optional[int] = ..., span_ms: _Optional[int] = ..., is_window: _Optional[bool] = ..., clock_stepped: _Optional[bool] = ..., vms: _Optional[_Union[ListVmsResponse, _Mapping]] = ..., status: _Optional[_Union[HostStatus, _Mapping]] = ..., explanation: _Optional[_Union[VmExplanation, _Mapping]] = ...) -> None: ...

@@ -49,6 +49,11 @@ class LocalHostStub:
                 request_serializer=whitepanda_dot_v1_dot_host__pb2.ExplainVmRequest.SerializeToString,
                 response_deserializer=whitepanda_dot_v1_dot_host__pb2.VmExplanation.FromString,
                 _registered_method=True)
+        self.GetMoments = channel.unary_unary(
+                '/whitepanda.v1.LocalHost/GetMoments',
+                request_serializer=whitepanda_dot_v1_dot_host__pb2.GetMomentsRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_host__pb2.GetMomentsResponse.FromString,
+                _registered_method=True)
 
 
 class LocalHostServicer:
@@ -73,6 +78,13 @@ class LocalHostServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMoments(self, request, context):
+        """What the history on this host's disk has of a time. FAILED_PRECONDITION if it is off or has nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LocalHostServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -90,6 +102,11 @@ def add_LocalHostServicer_to_server(servicer, server):
                     servicer.ExplainVm,
                     request_deserializer=whitepanda_dot_v1_dot_host__pb2.ExplainVmRequest.FromString,
                     response_serializer=whitepanda_dot_v1_dot_host__pb2.VmExplanation.SerializeToString,
+            ),
+            'GetMoments': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMoments,
+                    request_deserializer=whitepanda_dot_v1_dot_host__pb2.GetMomentsRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_host__pb2.GetMomentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -173,6 +190,33 @@ class LocalHost:
             '/whitepanda.v1.LocalHost/ExplainVm',
             whitepanda_dot_v1_dot_host__pb2.ExplainVmRequest.SerializeToString,
             whitepanda_dot_v1_dot_host__pb2.VmExplanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMoments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.LocalHost/GetMoments',
+            whitepanda_dot_v1_dot_host__pb2.GetMomentsRequest.SerializeToString,
+            whitepanda_dot_v1_dot_host__pb2.GetMomentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

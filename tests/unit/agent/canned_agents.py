@@ -106,6 +106,7 @@ HOST = host_pb2.HostStatus(
         source("perf", "available", "4 groups", age_ns=400 * MS, duration_ns=3 * MS, samples=3600),
         source("libvirt", "stuck", "no answer for 4 s", age_ns=9 * S, duration_ns=2 * S, samples=3000, failures=600),
     ),
+    history={"state": "on", "bytes": 31 << 20, "max_bytes": 512 << 20, "first_unix_ns": NOW - 7200 * S},
     uplink={
         "state": "connected",
         "address": "central:7443",
@@ -163,6 +164,8 @@ class State:
     """`agent.api.state.AgentState` that never changes."""
 
     advisor = None
+
+    moments = None
 
     def __init__(self, host, vms, analysis, cloud_white=None):
         self._host, self._vms, self.analysis, self.cloud_white = host, vms, analysis, cloud_white
@@ -308,6 +311,13 @@ def states(folder):
                 HOST,
                 ticks=12,
                 sources=(source("perf", "unavailable", NO_PMU_DETAIL), source("libvirt", "off")),
+                history={
+                    "state": "stopped",
+                    "detail": "the disk is full",
+                    "bytes": 4096,
+                    "max_bytes": 512 << 20,
+                    "lost_frames": 7,
+                },
                 uplink={
                     "state": "connecting",
                     "address": "central:7443",

@@ -138,6 +138,9 @@ class FakeTape(FakeFeed):
     def wind(self, by_s):
         pass
 
+    def seek(self, share):
+        pass
+
     def change_speed(self, step):
         pass
 

@@ -94,6 +94,7 @@ spooled      1 batches, 4.1KB
 sent         359 batches, 3,590 windows
 dropped      0 batches
 rejected     1 batches whole; 5 rows
+history      33MB of 537MB, from 2 h ago
 coefficients version 7
 
 SOURCE  STATE        AGE TOOK SAMPLES FAILURES
@@ -108,6 +109,7 @@ spooled      1,200 batches, 4.2MB
 sent         0 batches, 0 windows
 dropped      3 batches
 rejected     0 batches whole; 0 rows
+history      stopped: the disk is full; 4.1KB of 537MB; 7 windows and ticks lost
 last error   no
 coefficients none, central has not sent any
 
@@ -325,7 +327,10 @@ def test_agent_status_at_80_columns(run, agents):
     _, out, _ = run("agent", "status", "--socket", str(agents / "cut_off.sock"))
     assert out.split("MiB\n")[1] == STATUS_CUT_OFF
     _, out, _ = run("agent", "status", "--socket", str(agents / "no_uplink.sock"))
-    assert "central      off: uplink.address is not set\ncoefficients none" in out
+    assert (
+        "central      off: uplink.address is not set\nhistory      33MB of 537MB, from 2 h ago\ncoefficients none"
+        in out
+    )
 
 
 def test_agent_status_for_programs(run, agents):
@@ -347,6 +352,14 @@ def test_agent_status_for_programs(run, agents):
         "refused_updates": 0,
         "refused_update_rows": 0,
         "last_refusal": None,
+    }
+    assert answer["history"] == {
+        "state": "on",
+        "bytes": 31 << 20,
+        "max_bytes": 512 << 20,
+        "lost_frames": 0,
+        "detail": None,
+        "first_unix_ns": answer["now_unix_ns"] - 7200 * 10**9,
     }
     assert (answer["ticks"], answer["missed_ticks"], answer["window_s"]) == (3600, 2, 10.0)
     assert (answer["cpu_seconds"], answer["rss_bytes"], answer["coefficient_version"]) == (12.5, 60 << 20, 7)

@@ -127,7 +127,7 @@ def test_a_recorded_host_is_shown_as_the_agent_would_have():
 
 
 def test_play_wind_and_speed():
-    player = Player(RECORDING)
+    player = Player(RecordedHost(RECORDING))
     with Updates(player) as reported:
         first = reported.until(lambda news: news.frames)
         assert (first.position.at_s, first.position.length_s, first.position.playing) == (0.0, 6.0, True)
@@ -160,7 +160,7 @@ def test_play_wind_and_speed():
 @pytest.mark.long
 @on_one_loop
 async def test_keys_of_a_recording():
-    async with Shown(Player(RECORDING), size=(100, 30)) as top:
+    async with Shown(Player(RecordedHost(RECORDING)), size=(100, 30)) as top:
         await top.until(lambda: "▶ 0:0" in top.text())
         await top.until(lambda: "→ +10 s" in top.lines()[-1])
         await top.press("space", "right")
@@ -206,7 +206,7 @@ def test_a_recording_that_is_cut_off_ends_there(tmp_path):
 def test_a_recording_that_vanishes_is_reported_when_it_is_wound_back(tmp_path):
     file = tmp_path / "gone.jsonl"
     shutil.copy(RECORDING, file)
-    player = Player(file)
+    player = Player(RecordedHost(file))
     with Updates(player) as reported:
         player.wind(5)
         reported.until(lambda news: news.position and news.position.at_s >= 5)
@@ -216,7 +216,7 @@ def test_a_recording_that_vanishes_is_reported_when_it_is_wound_back(tmp_path):
 
 
 def test_whatever_ends_the_player_is_reported(monkeypatch):
-    player = Player(RECORDING)
+    player = Player(RecordedHost(RECORDING))
 
     def broken():
         raise ZeroDivisionError("a bug")
@@ -231,9 +231,9 @@ def test_what_is_no_recording_is_one_line(tmp_path):
     file = tmp_path / "x"
     file.write_text("nothing")
     with pytest.raises(InputError, match="not a recording"):
-        Player(file)
+        Player(RecordedHost(file))
     with pytest.raises(InputError, match="No such file"):
-        Player(tmp_path / "y")
+        RecordedHost(tmp_path / "y")
 
 
 def test_a_long_recording_keeps_a_minute(tmp_path):
@@ -244,7 +244,7 @@ def test_a_long_recording_keeps_a_minute(tmp_path):
     ]
     file = tmp_path / "long.jsonl"
     file.write_bytes(RECORDING.read_bytes().splitlines(keepends=True)[0] + "\n".join(ticks).encode() + b"\n")
-    player = Player(file)
+    player = Player(RecordedHost(file))
     with Updates(player) as reported:
         player.wind(150)
         came = reported.until(lambda news: news.frames and news.position.at_s >= 150)
