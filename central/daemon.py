@@ -103,7 +103,9 @@ class Central:
                 config.webhooks, self.incidents, holder=self.journal.origin, gap_ns=self.recorder.gap_ns
             )
             self.recorder.on_recorded = self.webhooks.wake
-            self.ingest = Ingest(config, self.journal, self.registry, revoked=self.revoked)
+            self.ingest = Ingest(
+                config, self.journal, self.registry, revoked=self.revoked, on_agent=self.recorder.note_agent
+            )
             self._roll_worker = RollWorker(self.lake.name, state, self.journal.lock)
             self.roller = Roller(config.ingest, self.journal, self.lake, self._roll_worker)
             follower = VersionFollower(VersionStore(self.lake.objects))
@@ -111,7 +113,7 @@ class Central:
             self.publisher = Publisher(
                 self.registry, follower, ttl_s=config.build.ttl_s, min_samples=config.build.min_samples
             )
-            access = Access(config.central.operators, self.revoked)
+            access = Access(config.central.operators, self.revoked, config.central.responders)
             await self._listen(credentials, access)
             await self._listen_http(access)
             _write_port(state / "port", self.port)
@@ -229,6 +231,7 @@ class Central:
                 revoked=self.revoked,
             ),
         )
+        fleet.on_written = self.webhooks.wake
         self._health = health.HealthServicer()
         self._server.add_generic_rpc_handlers(handlers(self.door, Servicer(fleet), self._health, _SERVICES))
         _check_free(config.central.listen)

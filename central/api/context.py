@@ -20,6 +20,7 @@ from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import BuiltVersion
 from central.config import PlacementSection, RuntimeSection
 from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
+from central.incidents.totals import OpenCounts
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
 from central.lake.segment_times import SegmentTimes
@@ -77,13 +78,21 @@ class IncidentHistory:
 
     async def find(self, query: IncidentQuery, limit: int, after: Place | None = None) -> list[fleet_pb2.Incident]:
         """Return incidents, the last that began first, each marked whether it is open."""
-        found = await self.ask(self.store.find, query, limit=limit, after=after)
-        return mark_open(found, self.open_since_unix_ns)
+        return await self.mark(await self.ask(self.store.find, query, limit=limit, after=after))
 
-    def count_open(self) -> int | None:
+    async def mark(self, incidents: list[fleet_pb2.Incident]) -> list[fleet_pb2.Incident]:
+        """Set in each whether it is open, and if so which silence keeps it quiet."""
+        mark_open(incidents, self.open_since_unix_ns)
+        numbers = [one.id for one in incidents if one.open]
+        silences = await self.ask(self.store.silenced, numbers, self.clock_unix_ns()) if numbers else {}
+        for incident in incidents:
+            incident.silenced_by = silences.get(incident.id, 0)
+        return incidents
+
+    def count_open(self) -> OpenCounts | None:
         """Return how many incidents are open; None while the history does not answer. Blocks."""
         try:
-            return self.store.count_open(self.open_since_unix_ns)
+            return self.store.open_counts(self.open_since_unix_ns, self.clock_unix_ns())
         except StoreError:
             return None
 
@@ -165,6 +174,7 @@ class Context:
         self.recent = RecentVms(
             lake, self.times, gone_s=section.gone_s, refresh_s=section.refresh_s, clock_unix_ns=clock_unix_ns
         )
+        self.on_written: Callable[[], None] = lambda: None  # called when somebody has changed how incidents are handled
         self.refreshing: asyncio.Task[None] | None = None  # which VMs run now
         live = LiveFleet(lake, section, lambda: [stream.host for stream in registry.connected()], clock_unix_ns)
         self.snapshot = SharedAnswer(live.snapshot)
