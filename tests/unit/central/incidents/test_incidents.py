@@ -453,7 +453,7 @@ def test_history_of_another_schema_is_left_alone(tmp_path):
     connection.execute("UPDATE incident_meta SET value = '9'")
     connection.commit()
     connection.close()
-    with pytest.raises(UnavailableError, match="has schema 9, this central knows 1"):
+    with pytest.raises(UnavailableError, match=f"has schema 9, this central knows {incident_store.SCHEMA_VERSION}"):
         IncidentStore("", tmp_path)
 
 
@@ -704,6 +704,7 @@ def test_people_see_that_an_n_cpi_was_cut_and_that_times_are_utc(answered, capsy
         ],
     )
     answered["GetIncident"] = fleet_pb2.IncidentDetail(incident=incident)
+    answered["GetIncidentTimeline"] = fleet_pb2.IncidentTimeline()
     answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse(incidents=[incident])
     incidents_cli.show("7", "h:1", **FILES)
     shown = capsys.readouterr().out
@@ -729,6 +730,7 @@ def test_piped_tables_are_whole_and_a_narrow_terminal_keeps_who_and_how_much(ans
     )
     answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse(incidents=[incident])
     answered["GetIncident"] = fleet_pb2.IncidentDetail(incident=incident)
+    answered["GetIncidentTimeline"] = fleet_pb2.IncidentTimeline()
     monkeypatch.setattr(incidents_cli.console, "width", 20)
     incidents_cli.list_("h:1", **FILES)
     _, line = capsys.readouterr().out.splitlines()
