@@ -678,7 +678,7 @@ def test_a_postgresql_that_went_without_a_word_is_given_up_soon():
 @pytest.fixture
 def answered(monkeypatch):
     """Have central answer the command line with what a test puts here; `asked` has what it asked for."""
-    answers, asked = {}, []
+    answers, asked = {"GetIncidentTimeline": fleet_pb2.IncidentTimeline()}, []
 
     @contextlib.contextmanager
     def asking(*_arguments):
@@ -704,7 +704,6 @@ def test_people_see_that_an_n_cpi_was_cut_and_that_times_are_utc(answered, capsy
         ],
     )
     answered["GetIncident"] = fleet_pb2.IncidentDetail(incident=incident)
-    answered["GetIncidentTimeline"] = fleet_pb2.IncidentTimeline()
     answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse(incidents=[incident])
     incidents_cli.show("7", "h:1", **FILES)
     shown = capsys.readouterr().out
@@ -730,7 +729,6 @@ def test_piped_tables_are_whole_and_a_narrow_terminal_keeps_who_and_how_much(ans
     )
     answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse(incidents=[incident])
     answered["GetIncident"] = fleet_pb2.IncidentDetail(incident=incident)
-    answered["GetIncidentTimeline"] = fleet_pb2.IncidentTimeline()
     monkeypatch.setattr(incidents_cli.console, "width", 20)
     incidents_cli.list_("h:1", **FILES)
     _, line = capsys.readouterr().out.splitlines()
