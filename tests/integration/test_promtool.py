@@ -96,7 +96,7 @@ def test_centrals_page_passes() -> None:
         ],
     )
     lines = metrics.render(status).decode().splitlines()
-    assert sum(not line.startswith("#") for line in lines) == documented("central") + 2 * 7 + 4 + 2
+    assert sum(not line.startswith("#") for line in lines) == documented("central") + 2 * 7 + 4 + 1
     for reported in (fleet_pb2.FleetStatus(), status):
         done = promtool("check", "metrics", text=metrics.render(reported))
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
