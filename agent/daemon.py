@@ -21,6 +21,7 @@ from agent.antagonists.update_limits import AskedJobs, Refusals
 from agent.api.state import AgentState, Counters, Names
 from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig, without_real_sources
+from agent.facts.changes import FactChanges
 from agent.failures import CLOUD_WHITE, Failures
 from agent.host_info import platform_name
 from agent.sampling.pipeline import Pipeline
@@ -79,7 +80,7 @@ class Daemon:
                 platform=config.agent.platform or platform_name(),
                 agent_version=metadata.version("whitepanda"),
                 started_unix_ns=self._clock.unix_ns(),
-                window_ms=round(config.agent.window_s * 1e3),
+                window_ms=round(min(config.window_lengths_s) * 1e3),
             ),
             clock=self._clock,
             pipeline=pipeline,
@@ -98,6 +99,7 @@ class Daemon:
         self._events_due_ns = 0
         self._asked_jobs = AskedJobs(self._clock.mono_ns)
         self._refusals = Refusals()
+        self._facts = FactChanges(config, self._clock)
         self._updates: set[asyncio.Task[bool]] = set()
         self._update_lock = asyncio.Lock()
 
@@ -137,6 +139,7 @@ class Daemon:
         ):
             ticking = tasks.create_task(self._tick_loop())
             watchdog = tasks.create_task(self._feed_watchdog())
+            facts = tasks.create_task(self._facts.read_host())
             # Objects of the start stay, and samples are freed by reference counts. Walking all of them for cycles
             # would cost as much as sampling at 1,000 VMs.
             gc.collect()
@@ -148,6 +151,7 @@ class Daemon:
             sdnotify.notify("STOPPING=1")
             ticking.cancel()
             watchdog.cancel()
+            facts.cancel()
             self._submit(self.state.pipeline.windows.flush())
             await self._save_baselines()
         _log.info("agent ended", ticks=self.state.schedule.ticks, missed=self.state.schedule.missed)
@@ -181,7 +185,7 @@ class Daemon:
             # Without VMs there are no windows that the last events could go with.
             has_late_events = now_ns >= self._events_due_ns and self._has_events()
             if windows or has_late_events:
-                self._events_due_ns = now_ns + 2 * round(self._config.agent.window_s * 1e9)
+                self._events_due_ns = now_ns + 2 * round(max(self._config.window_lengths_s) * 1e9)
                 self._submit(windows)
             if windows:
                 self._notify_status()
@@ -233,7 +237,11 @@ class Daemon:
             self._guard("verdicts", self._decide)
             events += decisions.events.take()
             self._guard("reports", self._add_report, decisions, events)
+            with self._failures.guard("verdicts"):
+                windows = decisions.with_verdicts(windows)
         if self._uplink is not None:
+            with self._failures.guard("facts"):
+                events += self._facts.take(self.state.pipeline.table)
             self._guard("queueing for central", self._uplink.submit, windows, events)
 
     def _add_report(self, decisions: Decisions, events: list[Report]) -> None:
@@ -252,7 +260,8 @@ class Daemon:
             windows += self._host_suspects.windows(self._clock.mono_ns(), windows, pids)
 
     def _has_events(self) -> bool:
-        return self.state.decisions is not None and self.state.decisions.has_news
+        decisions = self.state.decisions
+        return (decisions is not None and decisions.has_news) or self._facts.is_host_new
 
     def _decide(self) -> None:
         """Decide on all VMs by the present results of both analyses."""
@@ -390,7 +399,9 @@ class Daemon:
         file = Path(self._config.agent.state_dir) / "spool.db"
         spool = Spool(file, max_bytes=section.spool_max_mib << 20, boot_id=self._boot_id)
         self.state.certificates["uplink.tls"] = OwnCertificate(section.tls)
-        uplink = self._uplink = Uplink(section, self._hello, spool, self._on_coefficients, refusals=self._refusals)
+        uplink = self._uplink = Uplink(
+            section, self._hello, spool, self._on_coefficients, windows=self._config.windows, refusals=self._refusals
+        )
         self.state.uplink = uplink.view
         try:
             async with self._failures.kept_running("uplink", uplink.run):

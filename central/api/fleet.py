@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from central.api import details, hosts, incidents, overview, placement, runtimes, silences, upgrades, versions
+from central.api import details, facts, hosts, incidents, overview, placement, runtimes, silences, upgrades, versions
 from central.api.context import Context
 from central.api.limits import QUEUED
 from central.api.requests import ApiError, check
@@ -17,6 +17,7 @@ from whitepanda.common.tls import peer_certificate
 METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "CompareSides": upgrades.compare,
     "GetDataHealth": overview.get_data_health,
+    "GetFacts": facts.get_facts,
     "GetFleetStatus": overview.get_status,
     "GetHostTimeline": details.get_host_timeline,
     "GetIncident": incidents.get_incident,
@@ -27,6 +28,7 @@ METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "ListAudit": silences.list_audit,
     "ListCoefficients": versions.list_coefficients,
     "ListEvents": incidents.list_events,
+    "ListFacts": facts.list_facts,
     "ListHosts": hosts.list_hosts,
     "ListIncidents": incidents.list_incidents,
     "ListJobLoadings": placement.list_loadings,

@@ -50,12 +50,24 @@ CREATE TABLE events (
     payload BLOB NOT NULL   -- the agent's VmEvent as it came
 );
 CREATE INDEX events_of_host ON events (host);
+-- Why metrics of VMs (numbers of `whitepanda.common.window_columns`) are not known now, and since when.
+CREATE TABLE metric_reasons (
+    host TEXT NOT NULL, vm TEXT NOT NULL, metric INTEGER NOT NULL, reason INTEGER NOT NULL,
+    since_unix_ns INTEGER NOT NULL, PRIMARY KEY (host, vm, metric)
+) WITHOUT ROWID;
+CREATE INDEX metric_reasons_of_vm ON metric_reasons (vm);
 -- Reports of contention on their way into incident history, which may be on another machine.
 CREATE TABLE triggers (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     host TEXT NOT NULL, spool_id TEXT NOT NULL, sequence INTEGER NOT NULL, number INTEGER NOT NULL,
     machine TEXT NOT NULL, unix_ns INTEGER NOT NULL,
     payload BLOB NOT NULL   -- the agent's Trigger as it came
+);
+-- Facts of VMs and hosts on their way into the same database.
+CREATE TABLE facts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    host TEXT NOT NULL, vm TEXT NOT NULL, unix_ns INTEGER NOT NULL,
+    payload BLOB NOT NULL   -- the agent's VmFacts or HostFacts as it came
 );
 -- When the last batch of a spool came, so that `received` can forget it; for importers, whose rows may have any age,
 -- a day that never comes.

@@ -13,9 +13,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from central.journal import metric_reasons
 from central.journal.database import reading
 from central.lake.segments import segment_stem
 from central.validation.events import EventRow
+from central.validation.facts import FactRow
+from central.validation.metric_reasons import ReasonRow
 from central.validation.samples import StoredBatch
 from central.validation.triggers import TriggerRow
 
@@ -62,14 +65,16 @@ class JournalStats:
     rejected_rows: Counter[str] = field(default_factory=Counter)
     rejected_batches: Counter[str] = field(default_factory=Counter)
     rejected_events: Counter[str] = field(default_factory=Counter)
+    rejected_values: Counter[str] = field(default_factory=Counter)
     accepted_events: int = 0
     journal_batches: int = 0
     journal_rows: int = 0
     rolled_rows: int = 0
 
     def rejected(self, kind: str) -> Counter[str]:
-        """Return the counts of a kind: "row", "event" or "batch"."""
-        return {"row": self.rejected_rows, "event": self.rejected_events}.get(kind, self.rejected_batches)
+        """Return the counts of a kind: "row", "value", "event" or "batch"."""
+        kinds = {"row": self.rejected_rows, "value": self.rejected_values, "event": self.rejected_events}
+        return kinds.get(kind, self.rejected_batches)
 
     def count(self, group: "Group") -> None:
         """Add what a transaction has committed."""
@@ -104,7 +109,10 @@ class Submission:
     events: tuple[EventRow, ...] = ()
     rejected_events: dict[str, int] | None = None
     triggers: tuple[TriggerRow, ...] = ()
+    facts: tuple[FactRow, ...] = ()
     is_importer: bool = False
+    rejected_values: dict[str, int] | None = None
+    metric_reasons: tuple[ReasonRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,8 @@ class Group:
     new: list[Submission] = field(default_factory=list)
     events: list[EventRow] = field(default_factory=list)
     triggers: list[TriggerRow] = field(default_factory=list)
+    facts: list[FactRow] = field(default_factory=list)
+    metric_reasons: list[ReasonRow] = field(default_factory=list)
     outcomes: list[tuple[Submission, bool]] = field(default_factory=list)
     hosts: dict[str, HostRecord] = field(default_factory=dict)
     seen: dict[str, tuple[int, int]] = field(default_factory=dict)  # host -> (accepted rows, received_unix_ns)
@@ -143,7 +153,7 @@ class Group:
     counted: list[Callable[[], None]] = field(default_factory=list)  # `done` of rejections
 
 
-_EVENT, _TRIGGER = (", ".join(each.name for each in fields(kind)) for kind in (EventRow, TriggerRow))
+_EVENT, _TRIGGER, _FACT = (", ".join(each.name for each in fields(kind)) for kind in (EventRow, TriggerRow, FactRow))
 #: The columns of `hosts`, in their order.
 _HOST = [each.name for each in fields(HostRecord) if each.name != "accepted_rows"]
 _known = attrgetter(*_HOST[:-1])
@@ -174,6 +184,12 @@ def write_group(connection: sqlite3.Connection, group: Group, max_events: int, m
         dropped = "DELETE FROM triggers WHERE id <= (SELECT max(id) FROM triggers) - ?"
         if gone := connection.execute(dropped, (max_events,)).rowcount:
             group.rejections["", "event", "trigger_backlog_full"] += gone
+    if group.facts:
+        _insert(connection, f"facts ({_FACT})", [astuple(row) for row in group.facts])
+        dropped = "DELETE FROM facts WHERE id <= (SELECT max(id) FROM facts) - ?"
+        if gone := connection.execute(dropped, (max_events,)).rowcount:
+            group.rejections["", "event", "facts_backlog_full"] += gone
+    metric_reasons.write(connection, group.metric_reasons)
     _insert(connection, "packs (batches, accepted_rows, contents, payload)", _packs(group.new))
     connection.executemany("DELETE FROM received WHERE host = ? AND spool_id = ? AND first = ?", group.deletes)
     _insert(connection, "received", [(*key, last) for key, last in group.upserts.items()])
@@ -413,6 +429,12 @@ def read_triggers(connection: sqlite3.Connection, limit: int) -> list[tuple[int,
     """Return the oldest reports that wait for incident history, each with its id."""
     found = connection.execute(f"SELECT id, {_TRIGGER} FROM triggers ORDER BY id LIMIT ?", (limit,))  # noqa: S608 - constants
     return [(number, TriggerRow(*row)) for number, *row in found]
+
+
+def read_facts(connection: sqlite3.Connection, limit: int) -> list[tuple[int, FactRow]]:
+    """Return the oldest facts that wait for their database, each with its id."""
+    found = connection.execute(f"SELECT id, {_FACT} FROM facts ORDER BY id LIMIT ?", (limit,))  # noqa: S608 - constants
+    return [(number, FactRow(*row)) for number, *row in found]
 
 
 def read_hosts(connection: sqlite3.Connection) -> dict[str, HostRecord]:

@@ -53,7 +53,7 @@ class GetFleetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class FleetStatus(_message.Message):
-    __slots__ = ("central_version", "protocol_version", "started_unix_ns", "connected_hosts", "accepted_batches", "accepted_rows", "duplicate_batches", "rejected", "rejected_batches", "journal_batches", "lake_segments", "lake_rows", "coefficient_version", "coefficient_created_unix_ns", "last_build_error", "days_left_out", "rows_left_out", "accepted_events", "rejected_events", "refused_streams", "last_commit_error", "last_roll_error", "last_incidents_error", "acknowledgements", "damaged_files", "known_hosts", "open_incidents", "webhooks", "certificate_expiry_unix_ns", "revoked_certificates", "last_revocation_error", "over_quota", "paced_hosts", "silenced_incidents", "acknowledged_incidents", "quiet_victims", "machines_left_out")
+    __slots__ = ("central_version", "protocol_version", "started_unix_ns", "connected_hosts", "accepted_batches", "accepted_rows", "duplicate_batches", "rejected", "rejected_batches", "journal_batches", "lake_segments", "lake_rows", "coefficient_version", "coefficient_created_unix_ns", "last_build_error", "days_left_out", "rows_left_out", "accepted_events", "rejected_events", "refused_streams", "last_commit_error", "last_roll_error", "last_incidents_error", "acknowledgements", "damaged_files", "known_hosts", "open_incidents", "webhooks", "certificate_expiry_unix_ns", "revoked_certificates", "last_revocation_error", "over_quota", "paced_hosts", "silenced_incidents", "acknowledged_incidents", "quiet_victims", "machines_left_out", "rejected_values")
     CENTRAL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class FleetStatus(_message.Message):
     ACKNOWLEDGED_INCIDENTS_FIELD_NUMBER: _ClassVar[int]
     QUIET_VICTIMS_FIELD_NUMBER: _ClassVar[int]
     MACHINES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_VALUES_FIELD_NUMBER: _ClassVar[int]
     central_version: str
     protocol_version: int
     started_unix_ns: int
@@ -128,7 +129,8 @@ class FleetStatus(_message.Message):
     acknowledged_incidents: int
     quiet_victims: _containers.RepeatedScalarFieldContainer[str]
     machines_left_out: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, central_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., accepted_batches: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., duplicate_batches: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., rejected_batches: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., journal_batches: _Optional[int] = ..., lake_segments: _Optional[int] = ..., lake_rows: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_created_unix_ns: _Optional[int] = ..., last_build_error: _Optional[str] = ..., days_left_out: _Optional[int] = ..., rows_left_out: _Optional[int] = ..., accepted_events: _Optional[int] = ..., rejected_events: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., refused_streams: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., last_commit_error: _Optional[str] = ..., last_roll_error: _Optional[str] = ..., last_incidents_error: _Optional[str] = ..., acknowledgements: _Optional[_Union[AcknowledgementTimes, _Mapping]] = ..., damaged_files: _Optional[int] = ..., known_hosts: _Optional[int] = ..., open_incidents: _Optional[int] = ..., webhooks: _Optional[_Iterable[_Union[WebhookReceiver, _Mapping]]] = ..., certificate_expiry_unix_ns: _Optional[int] = ..., revoked_certificates: _Optional[int] = ..., last_revocation_error: _Optional[str] = ..., over_quota: _Optional[int] = ..., paced_hosts: _Optional[int] = ..., silenced_incidents: _Optional[int] = ..., acknowledged_incidents: _Optional[int] = ..., quiet_victims: _Optional[_Iterable[str]] = ..., machines_left_out: _Optional[_Iterable[str]] = ...) -> None: ...
+    rejected_values: _containers.RepeatedCompositeFieldContainer[_agent_pb2.RejectedRows]
+    def __init__(self, central_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., accepted_batches: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., duplicate_batches: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., rejected_batches: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., journal_batches: _Optional[int] = ..., lake_segments: _Optional[int] = ..., lake_rows: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_created_unix_ns: _Optional[int] = ..., last_build_error: _Optional[str] = ..., days_left_out: _Optional[int] = ..., rows_left_out: _Optional[int] = ..., accepted_events: _Optional[int] = ..., rejected_events: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., refused_streams: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., last_commit_error: _Optional[str] = ..., last_roll_error: _Optional[str] = ..., last_incidents_error: _Optional[str] = ..., acknowledgements: _Optional[_Union[AcknowledgementTimes, _Mapping]] = ..., damaged_files: _Optional[int] = ..., known_hosts: _Optional[int] = ..., open_incidents: _Optional[int] = ..., webhooks: _Optional[_Iterable[_Union[WebhookReceiver, _Mapping]]] = ..., certificate_expiry_unix_ns: _Optional[int] = ..., revoked_certificates: _Optional[int] = ..., last_revocation_error: _Optional[str] = ..., over_quota: _Optional[int] = ..., paced_hosts: _Optional[int] = ..., silenced_incidents: _Optional[int] = ..., acknowledged_incidents: _Optional[int] = ..., quiet_victims: _Optional[_Iterable[str]] = ..., machines_left_out: _Optional[_Iterable[str]] = ..., rejected_values: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ...) -> None: ...
 
 class WebhookReceiver(_message.Message):
     __slots__ = ("receiver", "active", "delivered", "failed_attempts", "dropped", "waiting", "oldest_waiting_unix_ns", "last_error")
@@ -1257,3 +1259,65 @@ class IncidentTimeline(_message.Message):
     changes: _containers.RepeatedCompositeFieldContainer[IncidentChange]
     changes_left_out: bool
     def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[IncidentChange, _Mapping]]] = ..., changes_left_out: _Optional[bool] = ...) -> None: ...
+
+class GetFactsRequest(_message.Message):
+    __slots__ = ("vm", "host", "at_unix_ns")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    host: str
+    at_unix_ns: int
+    def __init__(self, vm: _Optional[str] = ..., host: _Optional[str] = ..., at_unix_ns: _Optional[int] = ...) -> None: ...
+
+class VmVersion(_message.Message):
+    __slots__ = ("host", "facts", "until_unix_ns")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    facts: _agent_pb2.VmFacts
+    until_unix_ns: int
+    def __init__(self, host: _Optional[str] = ..., facts: _Optional[_Union[_agent_pb2.VmFacts, _Mapping]] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class HostVersion(_message.Message):
+    __slots__ = ("host", "facts", "until_unix_ns")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    facts: _agent_pb2.HostFacts
+    until_unix_ns: int
+    def __init__(self, host: _Optional[str] = ..., facts: _Optional[_Union[_agent_pb2.HostFacts, _Mapping]] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class Facts(_message.Message):
+    __slots__ = ("vm", "host", "versions")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    vm: VmVersion
+    host: HostVersion
+    versions: _containers.RepeatedCompositeFieldContainer[VmVersion]
+    def __init__(self, vm: _Optional[_Union[VmVersion, _Mapping]] = ..., host: _Optional[_Union[HostVersion, _Mapping]] = ..., versions: _Optional[_Iterable[_Union[VmVersion, _Mapping]]] = ...) -> None: ...
+
+class ListFactsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "host", "project", "at_unix_ns")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    host: str
+    project: str
+    at_unix_ns: int
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., project: _Optional[str] = ..., at_unix_ns: _Optional[int] = ...) -> None: ...
+
+class ListFactsResponse(_message.Message):
+    __slots__ = ("vms", "next_page_token")
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    vms: _containers.RepeatedCompositeFieldContainer[VmVersion]
+    next_page_token: str
+    def __init__(self, vms: _Optional[_Iterable[_Union[VmVersion, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
