@@ -100,8 +100,11 @@ class Central:
         self.journal.start()
         try:
             self.incidents = await in_own_thread(IncidentStore, config.incidents.url, state)
-            self._fact_recorder = FactRecorder(config.incidents, self.journal, FactStore(self.incidents))
-            self.recorder = IncidentRecorder(config.incidents, self.journal, self.incidents, slot_s=config.build.slot_s)
+            facts = FactStore(self.incidents)
+            self._fact_recorder = FactRecorder(config.incidents, self.journal, facts)
+            self.recorder = IncidentRecorder(
+                config.incidents, self.journal, self.incidents, slot_s=config.build.slot_s, project_of=facts.project
+            )
             self.webhooks = Webhooks(
                 config.webhooks, self.incidents, holder=self.journal.origin, gap_ns=self.recorder.gap_ns
             )
@@ -124,12 +127,16 @@ class Central:
             await self._stop_server(0.0)
             await self.journal.close()
             raise
-        self._spawn(self.ingest.watch(), "ingest")
-        self._spawn(self.roller.run(), "rolls")
-        self._spawn(self.builder.run(), "builds")
-        self._spawn(self.publisher.run(), "publish")
-        self._spawn(self.recorder.run(), "incidents")
-        self._spawn(self._fact_recorder.run(), "facts")
+        loops = {
+            "ingest": self.ingest.watch(),
+            "rolls": self.roller.run(),
+            "builds": self.builder.run(),
+            "publish": self.publisher.run(),
+            "incidents": self.recorder.run(),
+            "facts": self._fact_recorder.run(),
+        }
+        for name, work in loops.items():
+            self._spawn(work, name)
         if config.central.revoked_serials:
             self._spawn(self._watch_revoked(), "revoked")
         if config.webhooks.urls:

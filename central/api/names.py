@@ -50,7 +50,11 @@ async def _vm_problem(context: Context, vm: str) -> str:
 async def _project_problem(context: Context, project: str) -> str:
     if await _has_incident(context, project=project):
         return ""
-    return f"no project {project[:80]!r} is known here: no VM of it is in an incident"
+    now = context.clock_unix_ns()
+    known = await context.history.ask(context.facts.vms_at, now, project=project, limit=1)
+    if any(vm.project == project for vm in known):
+        return ""
+    return f"no project {project[:80]!r} is known here: no VM that runs is of it, and none in an incident"
 
 
 async def _has_incident(context: Context, **named: Any) -> bool:

@@ -11,6 +11,7 @@ from central.api.context import Context
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.names import check_names
 from central.api.requests import ApiError, read_page, unknown, wrong, wrong_field
+from central.incidents.changes import MAX_CHANGES
 from central.incidents.silences import MATCHERS, KeyTakenError
 from whitepanda.common.texts import printable, several_named
 from whitepanda.v1 import fleet_pb2
@@ -103,6 +104,12 @@ async def get_timeline(context: Context, request: fleet_pb2.GetIncidentTimelineR
     found = await context.history.ask(context.history.store.changes_of, _number(request), now)
     if found is None:
         raise _no_incident(request)
+    host, since, until = found.host, found.since_unix_ns, found.until_unix_ns
+    of_vms = await context.history.ask(context.facts.changes, host, since, until, limit=MAX_CHANGES + 1)
+    changes = sorted([*found.changes, *of_vms], key=lambda one: one.unix_ns)
+    del found.changes[:]
+    found.changes.extend(changes[-MAX_CHANGES:])
+    found.changes_left_out = found.changes_left_out or len(changes) > MAX_CHANGES
     return found
 
 

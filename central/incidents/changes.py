@@ -102,6 +102,7 @@ def changes_of(connection: sa.Connection, number: int, now_unix_ns: int) -> flee
             changes.append(_message(one.end_unix_ns, fleet_pb2.CHANGE_KIND_SILENCE_ENDED, f"{about} ended{by}"))
     changes = sorted((one for one in changes if since <= one.unix_ns <= until), key=lambda one: one.unix_ns)
     return fleet_pb2.IncidentTimeline(
+        host=row.host,
         since_unix_ns=since,
         until_unix_ns=until,
         changes=changes[-MAX_CHANGES:],

@@ -6,6 +6,7 @@ the history has it; after a kill between the two it is repeated, and the history
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import sqlite3
 import time
@@ -27,7 +28,8 @@ class IncidentRecorder:
     """One central's way from journal to history.
 
     Reports of one incident are no further apart than `gap_ns`: at least two slots, as hosts report once per slot.
-    `on_recorded` is called, on the loop, when the history has something new.
+    `project_of` returns a VM's project by its UUID, "" if it is not known. `on_recorded` is called, on the loop, when
+    the history has something new.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class IncidentRecorder:
         store: IncidentStore,
         *,
         slot_s: float,
+        project_of: Callable[[str], str] = lambda _vm: "",
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.gap_ns = round(max(section.quiet_gap_s, 2 * slot_s) * 1e9)
@@ -46,8 +49,7 @@ class IncidentRecorder:
         self._clock = clock_unix_ns
         self._log = log.get("incidents")
         self.on_recorded: Callable[[], None] = lambda: None
-        #: A VM's project by its UUID, "" if it is not known.
-        self.project_of: Callable[[str], str] = lambda _vm: ""
+        self._project_of = project_of
         self._agents: dict[str, AgentSeen] = {}  # by host, that the history does not know yet
         self.failure = ""  # why the history takes no reports now; "" while it does
 
@@ -96,7 +98,7 @@ class IncidentRecorder:
                 rows,
                 gap_ns=self.gap_ns,
                 oldest_unix_ns=self._oldest_unix_ns(),
-                project_of=self.project_of,
+                project_of=functools.cache(self._project_of),
             )
             if new:
                 self.on_recorded()

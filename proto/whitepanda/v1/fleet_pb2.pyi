@@ -1249,16 +1249,18 @@ class IncidentChange(_message.Message):
     def __init__(self, unix_ns: _Optional[int] = ..., kind: _Optional[_Union[ChangeKind, str]] = ..., vm: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class IncidentTimeline(_message.Message):
-    __slots__ = ("since_unix_ns", "until_unix_ns", "changes", "changes_left_out")
+    __slots__ = ("since_unix_ns", "until_unix_ns", "changes", "changes_left_out", "host")
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     CHANGES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     since_unix_ns: int
     until_unix_ns: int
     changes: _containers.RepeatedCompositeFieldContainer[IncidentChange]
     changes_left_out: bool
-    def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[IncidentChange, _Mapping]]] = ..., changes_left_out: _Optional[bool] = ...) -> None: ...
+    host: str
+    def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[IncidentChange, _Mapping]]] = ..., changes_left_out: _Optional[bool] = ..., host: _Optional[str] = ...) -> None: ...
 
 class GetFactsRequest(_message.Message):
     __slots__ = ("vm", "host", "at_unix_ns")

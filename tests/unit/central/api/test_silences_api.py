@@ -142,7 +142,11 @@ REFUSED = [
     ("CreateSilence", {"host": "h11"}, "no host 'h11' ever connected to this central"),
     ("CreateSilence", {"vm": "no-such-vm"}, "no VM 'no-such-vm' is known here"),
     ("CreateSilence", {"job": "webb"}, "no job 'webb' is known here"),
-    ("CreateSilence", {"project": "shop"}, "no project 'shop' is known here: no VM of it is in an incident"),
+    (
+        "CreateSilence",
+        {"project": "shop"},
+        "no project 'shop' is known here: no VM that runs is of it, and none in an incident",
+    ),
     ("EndSilence", {"id": 9}, "no silence 9; it was over long ago, or never was"),
     ("GetIncidentTimeline", {"id": 9}, "no incident 9; it was forgotten, became part of an earlier one"),
     ("ListAudit", {"page_size": 1001}, "page_size must be at most 1000 (value 1001)"),
