@@ -133,7 +133,9 @@ def _tables(kind: type[msgspec.Struct], prefix: str, comments: dict[tuple[str, s
         if arguments:
             nested += _tables(arguments[0], f"[{field.name}]", comments)
             continue
-        default = "required" if field.required else f"`{msgspec.json.encode(field.default).decode()}`"
+        made = field.default_factory
+        value = field.default if made is msgspec.NODEFAULT else made()
+        default = "required" if field.required else f"`{msgspec.json.encode(value).decode()}`"
         comment = comments.get((kind.__name__, field.name), "")
         inner, limits = bounds(inner)
         kinds = _kind(inner) + (f", {limits.ge} to {limits.le}" if limits else "")
