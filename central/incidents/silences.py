@@ -14,7 +14,7 @@ from central.incidents.tables import METADATA, ROLE_SUSPECT, ROLE_VICTIM, ROW_ID
 from whitepanda.v1 import fleet_pb2
 
 MATCHERS = ("host", "vm", "job", "project")
-MAX_IN_FORCE = 500  # or in the future; each is compared with each open incident every few seconds
+MAX_IN_FORCE = 200  # or in the future; each is compared with each open incident every few seconds
 _SHOWN = 100
 
 silences = sa.Table(
