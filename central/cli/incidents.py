@@ -16,7 +16,7 @@ from rich.text import Text
 
 from agent.analysis.contention.normalised_cpi import is_cut
 from central.cli._fleet_client import ask_pages, asking
-from central.cli._outputs import JsonOption, grid, report, short
+from central.cli._outputs import CsvOption, JsonOption, grid, report, short
 from central.incidents.silences import described
 from central.incidents.words import found_by, named, slow_down_or_why
 from central.validation.triggers import first_suspect
@@ -66,6 +66,7 @@ def list_(
     open_only: Annotated[bool, typer.Option("--open", help="Only if VMs suffer now.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 20,
     json: JsonOption = False,
+    csv: CsvOption = False,
 ) -> None:
     """List incidents, the newest first. Times are UTC.
 
@@ -83,8 +84,10 @@ def list_(
     with asking(operator.address(central), _DEADLINE_S) as ask:
         found, last = ask_pages(ask, "ListIncidents", request, "incidents", limit)
     more = bool(last.next_page_token)
-    shown = _list_shown(found, more=more) if found else ["no open incidents" if open_only else "no incidents"]
-    report({"incidents": [to_json(one) for one in found], "more": more}, shown, json=json)
+    table = _list_table(found)
+    shown = _list_shown(table, more=more) if found else ["no open incidents" if open_only else "no incidents"]
+    value = {"incidents": [to_json(one) for one in found], "more": more}
+    report(value, shown, json=json, csv=table if csv else None)
 
 
 @app.command("show")
@@ -150,6 +153,7 @@ def audit(
     operator: Operator = OPERATOR,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
     json: JsonOption = False,
+    csv: CsvOption = False,
 ) -> None:
     """List who acknowledged, noted and silenced what, the last first. Times are UTC."""
     with asking(operator.address(central), _DEADLINE_S) as ask:
@@ -166,7 +170,9 @@ def audit(
     )
     table = grid("WHEN (UTC)", "WHO", "DID", "WHAT", "WORDS", rows=rows, **_LAYOUT)
     value = {"entries": [to_json(one) for one in found], "more": bool(last.next_page_token)}
-    report(value, _whole_rows(table) if found else ["nobody has done anything yet"], json=json)
+    report(
+        value, _whole_rows(table) if found else ["nobody has done anything yet"], json=json, csv=table if csv else None
+    )
 
 
 @silence_app.command("add")
@@ -210,6 +216,7 @@ def silence_list(
     past: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
     json: JsonOption = False,
+    csv: CsvOption = False,
 ) -> None:
     """List silences, the last one made first. Times are UTC."""
     request = fleet_pb2.ListSilencesRequest(current_only=not past)
@@ -230,7 +237,7 @@ def silence_list(
     )
     table = grid(">NO", "STATE", "MATCHES", "FROM (UTC)", "UNTIL (UTC)", "WHO", "REASON", rows=rows, **_LAYOUT)
     value = {"silences": [to_json(one) for one in found], "more": bool(last.next_page_token)}
-    report(value, _whole_rows(table) if found else ["no silences"], json=json)
+    report(value, _whole_rows(table) if found else ["no silences"], json=json, csv=table if csv else None)
 
 
 @silence_app.command("end")
@@ -285,7 +292,13 @@ def _timeline_shown(timeline: fleet_pb2.IncidentTimeline) -> Iterator[Renderable
     yield from _whole_rows(grid("WHEN (UTC)", "CHANGE", rows=rows, **_LAYOUT))
 
 
-def _list_shown(found: Sequence[fleet_pb2.Incident], *, more: bool) -> Iterator[RenderableType]:
+def _list_shown(table: Table, *, more: bool) -> Iterator[RenderableType]:
+    yield from _whole_rows(table)
+    if more:
+        yield f"the last {table.row_count}; there are more, see --limit"
+
+
+def _list_table(found: Sequence[fleet_pb2.Incident]) -> Table:
     titles = (">NO", "HOST", "STATE", "BEGAN (UTC)", ">LASTED", "SLOW-DOWN", "VICTIMS", "SUSPECT", "FOUND BY")
     table = grid(*titles, whole=("NO", "HOST", "STATE", "SLOW-DOWN", "SUSPECT"), **_LAYOUT)
     for one in found:
@@ -303,9 +316,7 @@ def _list_shown(found: Sequence[fleet_pb2.Incident], *, more: bool) -> Iterator[
             named(one.suspect) if one.suspect.vm else "-",
             _analyses(one.found_by),
         )
-    yield from _whole_rows(table)
-    if more:
-        yield f"the last {len(found)}; there are more, see --limit"
+    return table
 
 
 def _state(one: fleet_pb2.Incident) -> str:

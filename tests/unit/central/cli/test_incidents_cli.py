@@ -146,3 +146,19 @@ def test_people_see_the_state_who_has_it_the_notes_and_what_else_changed(central
         one.silenced_by, one.acknowledged_by = silenced_by, acknowledged_by
         central["ListIncidents"] = pb.ListIncidentsResponse(incidents=[one])
         assert run("list").output.splitlines()[1].split()[2] == state
+
+
+def test_tables_come_as_csv_without_formulas(central):
+    entry = pb.AuditEntry(id=1, unix_ns=NOW, by='=cmd|"x"', action=pb.AUDIT_ACTION_NOTE, incident=7, text="a, b")
+    central["ListAudit"] = pb.ListAuditResponse(entries=[entry])
+    head, line = run("audit", "--csv").output.splitlines()
+    assert head == "WHEN (UTC),WHO,DID,WHAT,WORDS"
+    assert line == '2027-01-15 08:00:00,"\'=cmd|""x""",note,incident 7,"a, b"'
+    one = pb.Incident(id=7, host="-1+A1", first_unix_ns=NOW, last_unix_ns=NOW)
+    central["ListIncidents"] = pb.ListIncidentsResponse(incidents=[one])
+    head, line = run("list", "--csv").output.splitlines()
+    assert head.startswith("NO,HOST,STATE,") and line == "7,'-1+A1,over,2027-01-15 08:00:00,0 min,-,,-,-"
+    central["ListSilences"] = pb.ListSilencesResponse()
+    assert run("silence", "list", "--csv").output == "NO,STATE,MATCHES,FROM (UTC),UNTIL (UTC),WHO,REASON\n"
+    with pytest.raises(InputError, match=r"^--json and --csv exclude each other; give one$"):
+        run("list", "--csv", "--json")
