@@ -382,6 +382,7 @@ class Daemon:
             platform=names.platform,
             sent_unix_ns=self._clock.unix_ns(),
             agent_version=names.agent_version,
+            agent_started_unix_ns=names.started_unix_ns,
             protocol_version=PROTOCOL_VERSION,
             min_protocol_version=MIN_PROTOCOL_VERSION,
             coefficient_version=self._store.version if self._store else 0,

@@ -31,6 +31,8 @@ class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"  # least level logged, to standard error
     tls: TlsFiles = TlsFiles()
     operators: tuple[str, ...] = ("operator",)  # certificate names that may ask the fleet API
+    # those of the operators that may acknowledge, note and silence incidents
+    responders: tuple[str, ...] = ("operator",)
     importers: tuple[str, ...] = ("importer",)  # certificate names that may submit rows of other machines
     revoked_serials: str = ""  # file of `whitepanda pki revoke`: certificates that no longer count; "" = none
 

@@ -100,13 +100,18 @@ class Central:
         self.journal.start()
         try:
             self.incidents = await in_own_thread(IncidentStore, config.incidents.url, state)
-            self._fact_recorder = FactRecorder(config.incidents, self.journal, FactStore(self.incidents))
-            self.recorder = IncidentRecorder(config.incidents, self.journal, self.incidents, slot_s=config.build.slot_s)
+            facts = FactStore(self.incidents)
+            self._fact_recorder = FactRecorder(config.incidents, self.journal, facts)
+            self.recorder = IncidentRecorder(
+                config.incidents, self.journal, self.incidents, slot_s=config.build.slot_s, project_of=facts.project
+            )
             self.webhooks = Webhooks(
                 config.webhooks, self.incidents, holder=self.journal.origin, gap_ns=self.recorder.gap_ns
             )
             self.recorder.on_recorded = self.webhooks.wake
-            self.ingest = Ingest(config, self.journal, self.registry, revoked=self.revoked)
+            self.ingest = Ingest(
+                config, self.journal, self.registry, revoked=self.revoked, on_agent=self.recorder.note_agent
+            )
             self._roll_worker = RollWorker(self.lake.name, state, self.journal.lock)
             self.roller = Roller(config.ingest, self.journal, self.lake, self._roll_worker)
             follower = VersionFollower(VersionStore(self.lake.objects))
@@ -114,7 +119,7 @@ class Central:
             self.publisher = Publisher(
                 self.registry, follower, ttl_s=config.build.ttl_s, min_samples=config.build.min_samples
             )
-            access = Access(config.central.operators, self.revoked)
+            access = Access(config.central.operators, self.revoked, config.central.responders)
             await self._listen(credentials, access)
             await self._listen_http(access)
             _write_port(state / "port", self.port)
@@ -122,12 +127,16 @@ class Central:
             await self._stop_server(0.0)
             await self.journal.close()
             raise
-        self._spawn(self.ingest.watch(), "ingest")
-        self._spawn(self.roller.run(), "rolls")
-        self._spawn(self.builder.run(), "builds")
-        self._spawn(self.publisher.run(), "publish")
-        self._spawn(self.recorder.run(), "incidents")
-        self._spawn(self._fact_recorder.run(), "facts")
+        loops = {
+            "ingest": self.ingest.watch(),
+            "rolls": self.roller.run(),
+            "builds": self.builder.run(),
+            "publish": self.publisher.run(),
+            "incidents": self.recorder.run(),
+            "facts": self._fact_recorder.run(),
+        }
+        for name, work in loops.items():
+            self._spawn(work, name)
         if config.central.revoked_serials:
             self._spawn(self._watch_revoked(), "revoked")
         if config.webhooks.urls:
@@ -233,6 +242,7 @@ class Central:
                 revoked=self.revoked,
             ),
         )
+        fleet.on_written = self.webhooks.wake
         self._health = health.HealthServicer()
         self._server.add_generic_rpc_handlers(handlers(self.door, Servicer(fleet), self._health, _SERVICES))
         _check_free(config.central.listen)

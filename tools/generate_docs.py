@@ -33,7 +33,8 @@ def _central_metrics() -> list[str]:
     refused = [agent_pb2.RejectedRows(reason="any", count=1)]
     receiver = fleet_pb2.WebhookReceiver(receiver="any", oldest_waiting_unix_ns=1, dropped=refused)
     lists = ("rejected", "rejected_batches", "rejected_events", "refused_streams")
-    status = fleet_pb2.FleetStatus(webhooks=[receiver], **dict.fromkeys(lists, refused))
+    known = {"open_incidents": 1, "quiet_victims": ["any"]}
+    status = fleet_pb2.FleetStatus(webhooks=[receiver], **known, **dict.fromkeys(lists, refused))
     lines = ["", "## Central", "", "| metric | kind | by | meaning |", "|---|---|---|---|"]
     for family in text_string_to_metric_families(render(status).decode()):
         total = "_total" if family.type == "counter" else ""
@@ -132,7 +133,9 @@ def _tables(kind: type[msgspec.Struct], prefix: str, comments: dict[tuple[str, s
         if arguments:
             nested += _tables(arguments[0], f"[{field.name}]", comments)
             continue
-        default = "required" if field.required else f"`{msgspec.json.encode(field.default).decode()}`"
+        made = field.default_factory
+        value = field.default if made is msgspec.NODEFAULT else made()
+        default = "required" if field.required else f"`{msgspec.json.encode(value).decode()}`"
         comment = comments.get((kind.__name__, field.name), "")
         inner, limits = bounds(inner)
         kinds = _kind(inner) + (f", {limits.ge} to {limits.le}" if limits else "")
@@ -198,9 +201,15 @@ def commands() -> list[tuple[str, ...]]:
         found.append((point.name,))
         loaded = point.load()
         if isinstance(loaded, typer.Typer):
-            found += [
-                (point.name, c.name or str(getattr(c.callback, "__name__", ""))) for c in loaded.registered_commands
-            ]
+            found += _below(loaded, point.name)
+    return found
+
+
+def _below(group: Any, *names: str) -> list[tuple[str, ...]]:
+    """Every command and group of commands in a group."""
+    found = [(*names, c.name or str(getattr(c.callback, "__name__", ""))) for c in group.registered_commands]
+    for inner in group.registered_groups:
+        found += [(*names, inner.name), *_below(inner.typer_instance, *names, inner.name)]
     return found
 
 
@@ -285,15 +294,21 @@ def api_page() -> str:
     found = document()
     lines = [_API_INTRODUCTION]
     for route in ROUTES:
-        operation = found["paths"][route.path]["get"]
+        operation = found["paths"][route.path][route.verb.lower()]
         answer = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-        lines += ["", f"### GET {route.path}", ""]
+        lines += ["", f"### {route.verb} {route.path}", ""]
         lines.append(f"{route.summary}. gRPC: `{route.method}`. Answers [{answer}](#{answer.lower()}).")
-        if operation["parameters"]:
+        members = {}
+        if "requestBody" in operation:
+            members = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
+            lines.append("The body is a JSON object.")
+        if operation["parameters"] or members:
             lines += ["", "| parameter | type | what |", "|---|---|---|"]
         for one in operation["parameters"]:
             kind = _schema_words(one["schema"])
             lines.append(f"| `{one['name']}` | {kind} | {one.get('description', '')} |")
+        for name, schema in members.items():
+            lines.append(f"| `{name}` | {_schema_words(schema)}, in the body | {schema['description']} |")
     lines += ["", "## Messages"]
     for name, schema in sorted(found["components"]["schemas"].items()):
         lines += ["", f"### {name}", "", "| field | type | what |", "|---|---|---|"]
@@ -314,9 +329,10 @@ location and scale of log CPI are both 0 where neither is known. Words are in lo
 `page_size` rows (100, at most 1000): `next_page_token` of one answer is the `page_token` of the next request,
 with the same filters; it is empty on the last page. An error is `{"error": "one line"}`, perhaps with the `field`
 that it is about and, without the name of that, the `problem`; with status 400 (the
-request), 403 (the certificate), 404 (nothing there), 405 (a method other than GET, HEAD and OPTIONS), 408 (the
-request did not come in time), 410 (a version that is no longer kept, or no model of runtimes), 429 (too many long
-questions wait), 431 (the request is too long), 500 (central failed), 503 (try again later).
+request), 403 (the certificate), 404 (nothing there), 405 (a method that the path does not have), 408 (the
+request did not come in time), 410 (a version that is no longer kept, or no model of runtimes), 413 (a body that is
+too long), 415 (a body that is not JSON), 429 (too many long questions wait), 431 (the request is too long), 500
+(central failed), 503 (try again later).
 
 Limits of a request are in `/openapi.json`, for each parameter: times end in 2262 (63 bits), names have at most 512
 characters and no control characters. A request by gRPC has the same limits, and 512 KiB at most; an error there has

@@ -10,17 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+import grpc
+
 from central.api.admission import Turns, Worker
 from central.api.lake_queries import LakeTotals, RecentVms
 from central.api.limits import MAX_TIME_UNIX_NS
-from central.api.requests import away
+from central.api.requests import ApiError, away
 from central.authorisation.revocation_list import Revoked
 from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import BuiltVersion
 from central.config import PlacementSection, RuntimeSection
 from central.facts.store import FactStore
+from central.incidents.people import TooManyError
 from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
+from central.incidents.totals import OpenCounts
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
 from central.lake.segment_times import SegmentTimes
@@ -70,21 +74,31 @@ class IncidentHistory:
         return self.clock_unix_ns() - self.gap_ns
 
     async def ask(self, question: Callable[_P, Answer], /, *arguments: _P.args, **named: _P.kwargs) -> Answer:
-        """Ask the store in a thread; raises ApiError (UNAVAILABLE) if it does not answer."""
+        """Ask the store in a thread; raises ApiError if it does not answer, or keeps no more of a kind."""
         try:
             return await asyncio.to_thread(question, *arguments, **named)
         except StoreError as error:
             raise away(f"incident history does not answer: {error}; is its database up?") from error
+        except TooManyError as error:
+            raise ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
 
     async def find(self, query: IncidentQuery, limit: int, after: Place | None = None) -> list[fleet_pb2.Incident]:
         """Return incidents, the last that began first, each marked whether it is open."""
-        found = await self.ask(self.store.find, query, limit=limit, after=after)
-        return mark_open(found, self.open_since_unix_ns)
+        return await self.mark(await self.ask(self.store.find, query, limit=limit, after=after))
 
-    def count_open(self) -> int | None:
+    async def mark(self, incidents: list[fleet_pb2.Incident]) -> list[fleet_pb2.Incident]:
+        """Set in each whether it is open, and if so which silence keeps it quiet."""
+        mark_open(incidents, self.open_since_unix_ns)
+        numbers = [one.id for one in incidents if one.open]
+        silences = await self.ask(self.store.silenced, numbers, self.clock_unix_ns()) if numbers else {}
+        for incident in incidents:
+            incident.silenced_by = silences.get(incident.id, 0)
+        return incidents
+
+    def count_open(self) -> OpenCounts | None:
         """Return how many incidents are open; None while the history does not answer. Blocks."""
         try:
-            return self.store.count_open(self.open_since_unix_ns)
+            return self.store.open_counts(self.open_since_unix_ns, self.clock_unix_ns())
         except StoreError:
             return None
 
@@ -167,6 +181,7 @@ class Context:
         self.recent = RecentVms(
             lake, self.times, gone_s=section.gone_s, refresh_s=section.refresh_s, clock_unix_ns=clock_unix_ns
         )
+        self.on_written: Callable[[], None] = lambda: None  # called when somebody has changed how incidents are handled
         self.refreshing: asyncio.Task[None] | None = None  # which VMs run now
         live = LiveFleet(lake, section, lambda: [stream.host for stream in registry.connected()], clock_unix_ns)
         self.snapshot = SharedAnswer(live.snapshot)

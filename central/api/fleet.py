@@ -6,11 +6,12 @@ from typing import Any
 
 import grpc
 
-from central.api import details, facts, hosts, incidents, overview, placement, runtimes, upgrades, versions
+from central.api import details, facts, hosts, incidents, overview, placement, runtimes, silences, upgrades, versions
 from central.api.context import Context
 from central.api.limits import QUEUED
 from central.api.requests import ApiError, check
 from whitepanda.common.protocol import ERROR_FIELD
+from whitepanda.common.tls import peer_certificate
 
 #: Lists are in a stable order.
 METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
@@ -20,9 +21,11 @@ METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "GetFleetStatus": overview.get_status,
     "GetHostTimeline": details.get_host_timeline,
     "GetIncident": incidents.get_incident,
+    "GetIncidentTimeline": silences.get_timeline,
     "GetJob": details.get_job,
     "GetOverview": overview.get_overview,
     "GetVmHistory": incidents.get_vm_history,
+    "ListAudit": silences.list_audit,
     "ListCoefficients": versions.list_coefficients,
     "ListEvents": incidents.list_events,
     "ListFacts": facts.list_facts,
@@ -30,25 +33,44 @@ METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "ListIncidents": incidents.list_incidents,
     "ListJobLoadings": placement.list_loadings,
     "ListJobStatistics": versions.list_statistics,
+    "ListSilences": silences.list_silences,
     "ListSuspectJobs": incidents.list_suspect_jobs,
     "PlanObservation": upgrades.plan,
     "PredictRuntime": runtimes.predict,
     "RankHosts": placement.rank_hosts,
+}
+#: Those that write, for `Role.RESPONDER`; they are given the caller's name too.
+WRITES: Mapping[str, Callable[[Context, Any, str], Awaitable[Any]]] = {
+    "AcknowledgeIncident": silences.acknowledge,
+    "AddIncidentNote": silences.add_note,
+    "CreateSilence": silences.create_silence,
+    "EndSilence": silences.end_silence,
 }
 
 
 class Fleet(Context):
     """Answers the methods of `whitepanda.v1.Fleet`, asked by gRPC or HTTP."""
 
-    async def answer(self, method: str, request: Any, has_left: Callable[[], Awaitable[bool]] | None = None) -> Any:
+    async def answer(
+        self,
+        method: str,
+        request: Any,
+        has_left: Callable[[], Awaitable[bool]] | None = None,
+        names: frozenset[str] = frozenset(),
+    ) -> Any:
         """Answer an authorised caller's request, when its turn comes; raises ApiError if there is no answer.
 
-        `has_left` returns whether the client left while it waited; then nothing is asked (CANCELLED).
+        `has_left` returns whether the client left while it waited; then nothing is asked (CANCELLED). `names` are those
+        of the caller's certificate; none without a certificate.
         """
         check(request)
         async with self.turns.turn(has_queue=method in QUEUED):
             if has_left is not None and await has_left():
                 raise ApiError(grpc.StatusCode.CANCELLED, "the client left")
+            if method in WRITES:
+                answer = await WRITES[method](self, request, ", ".join(sorted(names)))
+                self.on_written()
+                return answer
             return await METHODS[method](self, request)
 
 
@@ -59,12 +81,13 @@ class Servicer:
     fleet: Fleet
 
     def __getattr__(self, method: str) -> Callable[[Any, Any], Awaitable[Any]]:
-        if method not in METHODS:
+        if method not in METHODS and method not in WRITES:
             raise AttributeError(method)
 
         async def answer(request: Any, context: Any) -> Any:
             try:
-                return await self.fleet.answer(method, request)
+                names, _ = peer_certificate(context) if method in WRITES else (frozenset[str](), "")
+                return await self.fleet.answer(method, request, names=names)
             except ApiError as error:
                 await context.abort(error.code, str(error), ((ERROR_FIELD, error.field),))
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from central.api.context import Context, mark_open
+from central.api.context import Context
 from central.api.limits import MAX_TIME_UNIX_NS, MAX_WINDOWS
 from central.api.names import check_names
 from central.api.requests import at_most, check_times, read_page, read_span, unknown, wrong, wrong_field
@@ -14,7 +14,7 @@ from central.validation.vm_names import shown_name
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-_FILTERS = ("host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_unix_ns")
+_FILTERS = ("host", "suspect_job", "victim_job", "vm", "project", "since_unix_ns", "until_unix_ns")
 _WINDOWS = 1000
 _MAX_LISTED = 1000  # events and incidents of a VM's history
 
@@ -30,7 +30,7 @@ async def list_incidents(context: Context, request: fleet_pb2.ListIncidentsReque
     after = page.place if request.page_token else None
     found = await context.history.find(query, page.size + 1, after)
     if not found and after is None:
-        await check_names(context, request, "host", "suspect_job", "victim_job", "vm")
+        await check_names(context, request, "host", "suspect_job", "victim_job", "vm", "project")
     shown, token = page.cut(found, lambda last: (last.first_unix_ns, last.id))
     return fleet_pb2.ListIncidentsResponse(incidents=shown, next_page_token=token)
 
@@ -41,7 +41,7 @@ async def get_incident(context: Context, request: fleet_pb2.GetIncidentRequest) 
     if found is None:
         reason = "it was forgotten, became part of an earlier one, or never was"
         raise unknown(f"no incident {request.id}; {reason}", "id")
-    mark_open([found.incident], context.history.open_since_unix_ns)
+    await context.history.mark([found.incident])
     return found
 
 

@@ -21,6 +21,7 @@ MAX_EPSILONS = 16
 MAX_EPSILON = 0.5
 MAX_NAME = 512  # characters, as of the names that central takes
 MAX_LOADING = 1000  # characters
+MAX_TEXT = 1000  # characters of a reason or note
 MAX_TOKEN = 12_000  # characters; a token has the names that its request filters by
 
 #: Methods whose questions have a queue of their own (`central.api.admission.Worker`), which may be full.
@@ -46,7 +47,7 @@ _MOST_OF: dict[tuple[str, str], int] = {
     ("CompareSidesRequest", "top"): MAX_COUNT,
 }
 _ITEMS = {"current_hosts": MAX_HOSTS, "new_hosts": MAX_HOSTS, "beside": MAX_BESIDE, "epsilons": MAX_EPSILONS}
-_LENGTHS = {_TOKEN: MAX_TOKEN, "loading": MAX_LOADING}
+_LENGTHS = {_TOKEN: MAX_TOKEN, "loading": MAX_LOADING, "reason": MAX_TEXT, "text": MAX_TEXT, "key": 64, "operator": 64}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from central.incidents.store import IncidentQuery, StoreError
 
 async def check_names(context: Context, request: Any, *fields: str) -> None:
     """Refuse a request with a host, job or VM in one of these fields that central does not know."""
-    problems = {"host": _host_problem, "job": _job_problem, "vm": _vm_problem}
+    problems = {"host": _host_problem, "job": _job_problem, "vm": _vm_problem, "project": _project_problem}
     for field in fields:
         name, kind = getattr(request, field), field.rpartition("_")[2]
         if name and (problem := await problems[kind](context, name)):
@@ -45,6 +45,16 @@ async def _vm_problem(context: Context, vm: str) -> str:
         return ""
     seen = "none of that UUID or name sends windows, or is in an incident or event"
     return f"no VM {vm[:80]!r} is known here: {seen}"
+
+
+async def _project_problem(context: Context, project: str) -> str:
+    if await _has_incident(context, project=project):
+        return ""
+    now = context.clock_unix_ns()
+    known = await context.history.ask(context.facts.vms_at, now, project=project, limit=1)
+    if any(vm.project == project for vm in known):
+        return ""
+    return f"no project {project[:80]!r} is known here: no VM that runs is of it, and none in an incident"
 
 
 async def _has_incident(context: Context, **named: Any) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 from importlib import metadata
 
-from central.api.context import Context, mark_open
+from central.api.context import Context
 from central.api.hosts import by_reason, held_back, paced, silence
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.requests import read_top
@@ -25,7 +25,7 @@ async def get_status(context: Context, _request: fleet_pb2.GetFleetStatusRequest
     journal, builder, parts = context.journal, context.builder, context.parts
     totals, incidents_error = await context.lake_totals.get(), parts.incidents_error()
     # A history that is known to be away is not asked.
-    open_incidents = None if incidents_error else await context.open_incidents.get()
+    counts = None if incidents_error else await context.open_incidents.get()
     stats, built, times = journal.stats, builder.current, journal.ack_times
     return message_of(
         fleet_pb2.FleetStatus,
@@ -53,7 +53,10 @@ async def get_status(context: Context, _request: fleet_pb2.GetFleetStatusRequest
         last_incidents_error=incidents_error,
         acknowledgements=fleet_pb2.AcknowledgementTimes(bound_s=BOUNDS_S, batches=times.counts, sum_s=times.sum_s),
         known_hosts=len(journal.hosts),
-        open_incidents=open_incidents,
+        open_incidents=counts and counts.all,
+        silenced_incidents=counts and counts.silenced,
+        acknowledged_incidents=counts and counts.acknowledged,
+        quiet_victims=counts.quiet_victims if counts else (),
         webhooks=parts.webhooks(),
         certificate_expiry_unix_ns=round((parts.certificate.expiry_unix_s() or 0) * 1e9),
         revoked_certificates=len(parts.revoked.serials),
@@ -70,7 +73,7 @@ async def get_overview(context: Context, request: fleet_pb2.GetOverviewRequest) 
     since = min(request.since_unix_ns or (now - _DAY_NS) // _MINUTE_NS * _MINUTE_NS, MAX_TIME_UNIX_NS)
     open_since = history.open_since_unix_ns
     totals = await history.ask(history.store.totals, since_unix_ns=since, open_since_unix_ns=open_since, top=top)
-    is_open = mark_open(await history.ask(history.store.open_now, open_since, limit=top), open_since)
+    is_open = await history.mark(await history.ask(history.store.open_now, open_since, limit=top))
     silent = silence(context, now)
     running, is_old = context.recent.known()
     if is_old and (context.refreshing is None or context.refreshing.done()):

@@ -13,6 +13,13 @@ from whitepanda.common.tls import serial_text
 CERTIFICATE = "certificate"
 
 
+def names_and_serial(certificate: Any) -> tuple[frozenset[str], str]:
+    """Return the names and the serial of a client's certificate, as `CERTIFICATE` has it; none and "0" without one."""
+    known = certificate or {}
+    names = frozenset(value for kind, value in known.get("subjectAltName", ()) if kind == "DNS")
+    return names, serial_text(known.get("serialNumber", "0"))
+
+
 @dataclass
 class Authorisation:
     """Answers 403 to callers without the role. Asked with each request: a browser keeps its connection for hours."""
@@ -22,10 +29,7 @@ class Authorisation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        certificate: Any = scope.get("state", {}).get(CERTIFICATE) or {}
-        alternative = certificate.get("subjectAltName", ())
-        names = frozenset(value for kind, value in alternative if kind == "DNS")
-        serial = serial_text(certificate.get("serialNumber", "0"))
+        names, serial = names_and_serial(scope.get("state", {}).get(CERTIFICATE))
         refusal = self.access.refusal(HTTP_ROLE, names, serial)
         answer = JSONResponse({"error": refusal[1]}, 403) if refusal else self.app
         await answer(scope, receive, send)

@@ -17,13 +17,16 @@ class Role(enum.Enum):
     #: Hosts and importers: `central.ingest.handshake` compares the Hello with the certificate.
     HOST = enum.auto()
     OPERATOR = enum.auto()  # names in central.operators
+    RESPONDER = enum.auto()  # operators whose names are in central.responders too: they write
 
 
 _FLEET = (
-    "CompareSides", "GetDataHealth", "GetFacts", "GetFleetStatus", "GetHostTimeline", "GetIncident", "GetJob",
-    "GetOverview", "GetVmHistory", "ListCoefficients", "ListEvents", "ListFacts", "ListHosts", "ListIncidents", "ListJobLoadings",
-    "ListJobStatistics", "ListSuspectJobs", "PlanObservation", "PredictRuntime", "RankHosts",
+    "CompareSides", "GetDataHealth", "GetFacts", "GetFleetStatus", "GetHostTimeline", "GetIncident",
+    "GetIncidentTimeline", "GetJob", "GetOverview", "GetVmHistory", "ListAudit", "ListCoefficients",
+    "ListEvents", "ListFacts", "ListHosts", "ListIncidents", "ListJobLoadings", "ListJobStatistics", "ListSilences",
+    "ListSuspectJobs", "PlanObservation", "PredictRuntime", "RankHosts",
 )  # fmt: skip
+_FLEET_WRITES = ("AcknowledgeIncident", "AddIncidentNote", "CreateSilence", "EndSilence")
 ROLES: Mapping[str, Role] = {
     "/grpc.health.v1.Health/Check": Role.ANYONE,
     "/grpc.health.v1.Health/List": Role.ANYONE,  # not served
@@ -31,6 +34,7 @@ ROLES: Mapping[str, Role] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Role.OPERATOR,
     "/whitepanda.v1.AgentStream/Connect": Role.HOST,
     **{f"/whitepanda.v1.Fleet/{method}": Role.OPERATOR for method in _FLEET},
+    **{f"/whitepanda.v1.Fleet/{method}": Role.RESPONDER for method in _FLEET_WRITES},
 }
 #: All of HTTP beyond loopback: the fleet API, the page, /metrics and /healthz.
 HTTP_ROLE = Role.OPERATOR
@@ -42,18 +46,24 @@ class Access:
 
     operators: tuple[str, ...]  # certificate names
     revoked: Revoked = field(default_factory=Revoked)
+    responders: tuple[str, ...] = ()  # the same; operators too
 
     def refusal(self, role: Role, names: frozenset[str], serial: str) -> tuple[grpc.StatusCode, str] | None:
         """Return the status and the text of a refusal; None if the caller, by names and serial, may call.
 
-        The required role is ANYONE or OPERATOR; a HOST is checked with its Hello (`central.ingest.handshake`). Names
-        and serial are those of `whitepanda.common.tls.peer_certificate`.
+        The required role is ANYONE, OPERATOR or RESPONDER; a HOST is checked with its Hello
+        (`central.ingest.handshake`). Names and serial are those of `whitepanda.common.tls.peer_certificate`.
         """
         if serial in self.revoked:
             return grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial)
-        if role is Role.OPERATOR and names.isdisjoint(self.operators):
+        if role in (Role.OPERATOR, Role.RESPONDER) and names.isdisjoint(self.operators):
             return grpc.StatusCode.PERMISSION_DENIED, (
                 f"only operators may ask; none of this certificate's names ({shown_names(names)}) is in "
                 "central.operators"
+            )
+        if role is Role.RESPONDER and names.isdisjoint(self.responders):
+            return grpc.StatusCode.PERMISSION_DENIED, (
+                f"only responders may change anything; none of this certificate's names ({shown_names(names)}) is in "
+                "central.responders"
             )
         return None

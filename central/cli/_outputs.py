@@ -1,8 +1,10 @@
 """What commands share: lines and tables on the terminal, and checks of files before anything is computed for them."""
 
+import csv as csv_files
 import hashlib
 import math
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from importlib import metadata
@@ -22,6 +24,8 @@ TABLES = (".csv", ".parquet", ".pq")
 PICTURES = (".png",)
 #: Of commands that print for people or for programs.
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="The table as CSV on standard output, for spreadsheets.")]
+_FORMULA = re.compile(r"[=+@\t\r]|-(?=.*[A-Za-z(])")  # not "-" alone, which stands for none
 _NONE: Mapping[str, Path | None] = {}
 
 
@@ -35,14 +39,37 @@ def say_warning(text: str) -> None:
     say(Text.assemble(("warning:", "bold yellow"), " ", text), errors)
 
 
-def report(value: Any, shown: Iterable[RenderableType | None], *, json: bool, to: Console | None = None) -> None:
-    """Print a result: `value` as JSON for programs, or the lines and tables `shown` for people (not those of None)."""
-    if json:
+def report(
+    value: Any,
+    shown: Iterable[RenderableType | None],
+    *,
+    json: bool,
+    to: Console | None = None,
+    csv: Table | None = None,
+) -> None:
+    """Print a result: `value` as JSON for programs, or the lines and tables `shown` for people (not those of None).
+
+    With `csv` that table is printed instead, as comma-separated values. Raises InputError if both are asked for.
+    """
+    if json and csv is not None:
+        raise InputError("--json and --csv exclude each other; give one")
+    if csv is not None:
+        _print_csv(csv)
+    elif json:
         print_json(value)
-        return
-    for each in shown:
-        if each is not None:
-            (to or console).print(each, soft_wrap=isinstance(each, str | Text))
+    else:
+        for each in shown:
+            if each is not None:
+                (to or console).print(each, soft_wrap=isinstance(each, str | Text))
+
+
+def _print_csv(table: Table) -> None:
+    writer = csv_files.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(str(column.header) for column in table.columns)
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        # A spreadsheet takes what begins so for a formula, and names are others' words.
+        writer.writerow(f"'{cell}" if _FORMULA.match(str(cell)) else str(cell) for cell in cells)
+    sys.stdout.flush()
 
 
 def grid(

@@ -157,6 +157,7 @@ def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, o
                 "http_listen": "127.0.0.1:0",  # a free port, for the fleet page
                 "state_dir": str(state_dir),
                 "operators": [operator],
+                "responders": [operator],
                 "importers": [importer],
                 "tls": asdict(tls),
             },

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from central.facts import tables
+from central.facts.changes import changes
 from central.facts.records import HostRecord, VmRecord
 from central.incidents.store import IncidentStore
 from central.validation.facts import FactRow
+from whitepanda.v1.fleet_pb2 import IncidentChange
 
 
 class FactStore:
@@ -45,6 +47,16 @@ class FactStore:
     def history(self, vm: str) -> list[VmRecord]:
         """Return the last hundred versions of a VM, on whichever host, newest first."""
         return self._database.read(lambda connection: tables.history(connection, vm))
+
+    def changes(self, host: str, since_unix_ns: int, until_unix_ns: int, *, limit: int) -> list[IncidentChange]:
+        """Return the last `limit` changes of a host's VMs in a time, the oldest first."""
+        return self._database.read(
+            lambda connection: changes(connection, host, since_unix_ns, until_unix_ns, limit=limit)
+        )
+
+    def project(self, vm: str) -> str:
+        """Return the project of a VM (UUID) by its last version; "" if it is not known."""
+        return next((one.project for one in self.history(vm)), "")
 
     def find(self, text: str, limit: int) -> list[VmRecord]:
         """Return the last version of VMs, also gone ones, by a part of UUID, name, project, job or host."""

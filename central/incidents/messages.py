@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from central.incidents import tables
+from central.incidents import people, tables
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
@@ -23,7 +23,7 @@ def incident_messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) ->
             slow_down = agent_pb2.Degradation(
                 ratio=vm.slow_ratio, low=or_nan(vm.slow_low), high=or_nan(vm.slow_high), model=vm.slow_model
             )
-        same = {name: getattr(vm, name) for name in ("vm", "name", "job", "reports", "first_reports")}
+        same = {name: getattr(vm, name) for name in ("vm", "name", "job", "project", "reports", "first_reports")}
         vms[vm.incident, vm.role].append(fleet_pb2.IncidentVm(**same, peak=or_nan(vm.peak), slow_down=slow_down))
     slowest = _slowest_now(connection, [row.id for row in rows if row.victims_now])
     for number, last in slowest.items():
@@ -31,6 +31,7 @@ def incident_messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) ->
         last.reports = next(known, 0)
     victims = {row.id: sorted(vms[row.id, tables.ROLE_VICTIM], key=_slowest_first) for row in rows}
     suspects = {row.id: _suspects(row, vms[row.id, tables.ROLE_SUSPECT]) for row in rows}
+    taken = people.acknowledged(connection, [row.id for row in rows])
     names = ("id", "host", "first_unix_ns", "last_unix_ns", "reports", "victims_now")
     return [
         fleet_pb2.Incident(
@@ -43,9 +44,16 @@ def incident_messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) ->
             found_by=tables.analyses(row.found_by),
             suspect=suspects[row.id][0] if row.suspect_vm else None,
             slowest_now=slowest.get(row.id),
+            **_acknowledgement(taken.get(row.id)),
         )
         for row in rows
     ]
+
+
+def _acknowledgement(row: sa.Row[Any] | None) -> dict[str, Any]:
+    if row is None:
+        return {}
+    return {"acknowledged_by": row.who, "acknowledged_unix_ns": row.unix_ns, "acknowledgement": row.reason}
 
 
 def _highest_first(vm: fleet_pb2.IncidentVm) -> tuple[bool, float, str, str]:

@@ -14,14 +14,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from central.incidents import tables
+from central.incidents import changes, people, silences, tables
 from central.incidents.messages import incident_messages
 from central.incidents.tables import METADATA
-from central.incidents.totals import count_open, read_totals, whole_sum
+from central.incidents.totals import count_open, open_counts, read_totals, whole_sum
 from whitepanda.common.errors import UnavailableError
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 _SHOWN_REPORTS = 100
 _MANY = 2000
 _MAX_INT64 = 2**63 - 1
@@ -48,6 +48,7 @@ class IncidentQuery:
     suspect_job: str = ""
     victim_job: str = ""
     vm: str = ""
+    project: str = ""
     since_unix_ns: int = 0
     until_unix_ns: int = 0
     open_since_unix_ns: int = 0  # only open ones, see `tables.is_open`
@@ -61,13 +62,15 @@ def _find(
     conditions = []
     if query.host:
         conditions.append(i.host == query.host)
-    if query.suspect_job:
-        conditions.append(_has(connection, (v.job == query.suspect_job) & tables.was_first()))
-    if query.victim_job:
-        conditions.append(_has(connection, (v.job == query.victim_job) & (v.role == tables.ROLE_VICTIM)))
+    with_vms = (
+        (query.suspect_job, (v.job == query.suspect_job) & tables.was_first()),
+        (query.victim_job, (v.job == query.victim_job) & (v.role == tables.ROLE_VICTIM)),
+        (query.project, v.project == query.project),
+    )
     if query.vm:
         by_uuid, by_name = (sa.select(v.incident).where(column == query.vm) for column in (v.vm, v.name))
         conditions.append(i.id.in_(sa.union_all(by_uuid, by_name)))
+    conditions += [_has(connection, condition) for name, condition in with_vms if name]
     if query.open_since_unix_ns:
         conditions.append(tables.is_open(query.open_since_unix_ns))
     if query.until_unix_ns:
@@ -118,7 +121,7 @@ def _get(connection: sa.Connection, number: int) -> fleet_pb2.IncidentDetail | N
     newest = sa.select(r.payload).where(r.incident == number).order_by(r.unix_ns.desc()).limit(_SHOWN_REPORTS)
     payloads = connection.scalars(newest).all()
     reports = [agent_pb2.Trigger.FromString(payload) for payload in reversed(payloads)]
-    detail = fleet_pb2.IncidentDetail(incident=incident, reports=reports)
+    detail = fleet_pb2.IncidentDetail(incident=incident, reports=reports, notes=people.notes_of(connection, number))
     for found in _suspect_jobs(connection, limit=1, job=incident.suspect_job) if incident.suspect_job else ():
         detail.recurrence.CopyFrom(found)
     return detail
@@ -191,10 +194,21 @@ class IncidentStore:
     get = _reads(_get)
     names = _reads(_names)
     count_open = _reads(count_open)
+    open_counts = _reads(open_counts)
     suspect_jobs = _reads(_suspect_jobs)
     totals = _reads(read_totals)
+    silenced = _reads(silences.silenced)
+    list_silences = _reads(silences.listed)
+    audit = _reads(people.read_audit)
+    changes_of = _reads(changes.changes_of)
     take = _writes(tables.take)
     prune = _writes(tables.prune)
+    prune_old = _writes(changes.prune_old)
+    note_agents = _writes(changes.note_agents)
+    acknowledge = _writes(people.acknowledge)
+    add_note = _writes(people.add_note)
+    create_silence = _writes(silences.create)
+    end_silence = _writes(silences.end)
 
     def __init__(self, url: str, folder: Path) -> None:
         self._writing = threading.Lock()  # SQLite has one writer and refuses others

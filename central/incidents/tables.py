@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -73,6 +73,7 @@ incident_vms = sa.Table(
     sa.Column("vm", sa.Text, primary_key=True),
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("job", sa.Text, nullable=False),
+    sa.Column("project", sa.Text, nullable=False),  # "" if not known
     sa.Column("peak", sa.Double),  # a victim's nCPI, a suspect's score; null: there never was one
     sa.Column("reports", sa.BigInteger, nullable=False),
     sa.Column("first_reports", sa.BigInteger, nullable=False),  # of a suspect: those that name it first
@@ -84,6 +85,26 @@ incident_vms = sa.Table(
     sa.Index("incident_vms_by_vm", "vm", "incident"),
     sa.Index("incident_vms_by_name", "name", "incident"),
     sa.Index("incident_vms_by_job", "job", "role", "incident"),
+)
+#: Who has taken an incident on; the first one stays.
+acknowledgements = sa.Table(
+    "incident_acknowledgements",
+    METADATA,
+    sa.Column("incident", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("unix_ns", sa.BigInteger, nullable=False),
+    sa.Column("who", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+)
+notes = sa.Table(
+    "incident_notes",
+    METADATA,
+    sa.Column("id", ROW_ID, primary_key=True),
+    sa.Column("incident", sa.BigInteger, nullable=False, index=True),
+    sa.Column("unix_ns", sa.BigInteger, nullable=False),
+    sa.Column("who", sa.Text, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("key", sa.Text, nullable=False, unique=True),  # of the request, so that a repeated one adds nothing
+    sqlite_autoincrement=True,  # a number is never used twice
 )
 #: When contention was last over on a host.
 ends = sa.Table(
@@ -134,13 +155,24 @@ def analyses(bits: int) -> list[str]:
     return [name for name, k in agent_pb2.Analysis.items() if bits >> k & 1]
 
 
-def take(connection: sa.Connection, rows: Iterable[TriggerRow], *, gap_ns: int, oldest_unix_ns: int) -> int:
+def _no_project(_vm: str) -> str:
+    return ""
+
+
+def take(
+    connection: sa.Connection,
+    rows: Iterable[TriggerRow],
+    *,
+    gap_ns: int,
+    oldest_unix_ns: int,
+    project_of: Callable[[str], str] = _no_project,
+) -> int:
     """Put reports, in any order, into their incidents, within the caller's transaction; return how many were new.
 
     Reports of one host that are `gap_ns` apart or less are of one incident. Those older than `oldest_unix_ns` are past
-    the retention and left out.
+    the retention and left out. `project_of` returns the project of a VM (UUID), "" if it is not known.
     """
-    _lock(connection)
+    lock(connection)
     changed: set[str] = set()
     new = 0
     for row in rows:
@@ -163,7 +195,7 @@ def take(connection: sa.Connection, rows: Iterable[TriggerRow], *, gap_ns: int, 
         number = _incident(connection, row, trigger, gap_ns)
         key = (reports.c[name] == values[name] for name in _KEY)
         connection.execute(sa.update(reports).where(*key).values(incident=number))
-        _note_vms(connection, number, trigger)
+        _note_vms(connection, number, trigger, project_of)
         if advice.recommendations:
             _note_advice(connection, number, row.unix_ns, advice.SerializeToString())
         changed.add(row.machine)
@@ -173,7 +205,7 @@ def take(connection: sa.Connection, rows: Iterable[TriggerRow], *, gap_ns: int, 
 
 def prune(connection: sa.Connection, oldest_unix_ns: int) -> int:
     """Delete some incidents that were over before a time, within the caller's transaction. Returns how many."""
-    _lock(connection)
+    lock(connection)
     found = connection.execute(
         sa.select(incidents.c.id, incidents.c.host)
         .where(incidents.c.last_unix_ns < oldest_unix_ns)
@@ -183,7 +215,7 @@ def prune(connection: sa.Connection, oldest_unix_ns: int) -> int:
     if not found:
         return 0
     numbers = [row.id for row in found]
-    for table in (reports, incident_vms, recommendations):
+    for table in (reports, incident_vms, recommendations, acknowledgements, notes):
         connection.execute(sa.delete(table).where(table.c.incident.in_(numbers)))
     connection.execute(sa.delete(ends).where(ends.c.unix_ns < oldest_unix_ns))
     connection.execute(sa.delete(incidents).where(incidents.c.id.in_(numbers)))
@@ -191,8 +223,8 @@ def prune(connection: sa.Connection, oldest_unix_ns: int) -> int:
     return len(numbers)
 
 
-def _lock(connection: sa.Connection) -> None:
-    """Hold other replicas back until this transaction ends; SQLite has one writer anyway."""
+def lock(connection: sa.Connection) -> None:
+    """Hold other replicas' changes back until this transaction ends; SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
@@ -301,10 +333,18 @@ def _merge(connection: sa.Connection, kept: int, other: int) -> None:
     for advice in connection.execute(sa.select(recommendations).where(mine)).all():
         _note_advice(connection, kept, advice.unix_ns, advice.payload)
     connection.execute(sa.delete(recommendations).where(mine))
+    connection.execute(sa.update(notes).where(notes.c.incident == other).values(incident=kept))
+    mine = acknowledgements.c.incident == other
+    for one in connection.execute(sa.select(acknowledgements).where(mine)).mappings().all():
+        values = {**one, "incident": kept}
+        upsert(connection, acknowledgements, values, acknowledgements.c.unix_ns > one["unix_ns"])
+    connection.execute(sa.delete(acknowledgements).where(mine))
     connection.execute(sa.delete(incidents).where(incidents.c.id == other))
 
 
-def _note_vms(connection: sa.Connection, incident: int, trigger: agent_pb2.Trigger) -> None:
+def _note_vms(
+    connection: sa.Connection, incident: int, trigger: agent_pb2.Trigger, project_of: Callable[[str], str]
+) -> None:
     first = first_suspect(trigger)
     first_vm = (ROLE_SUSPECT, first.vm) if first else None
     found: dict[tuple[int, str], dict[str, Any]] = {}
@@ -319,6 +359,7 @@ def _note_vms(connection: sa.Connection, incident: int, trigger: agent_pb2.Trigg
                 "vm": vm.vm,
                 "name": vm.name,
                 "job": vm.job,
+                "project": project_of(vm.vm),
                 "peak": _or_none(peak),
                 "reports": 1,
                 "first_reports": int((role, vm.vm) == first_vm),
@@ -350,6 +391,7 @@ def _add_vms(connection: sa.Connection, vms: list[dict[str, Any]]) -> None:
                 "first_reports": old.first_reports + new.first_reports,
                 "name": new.name,
                 "job": new.job,
+                "project": sa.case((new.project != "", new.project), else_=old.project),
                 **slow,
             },
         ),

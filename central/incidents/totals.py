@@ -1,12 +1,46 @@
 """Totals of incident history since a time: by host, by suspected job, in all. Functions of a connection."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from central.incidents.tables import incident_vms, incidents, is_open, was_first
+from central.incidents.people import is_acknowledged
+from central.incidents.silences import is_silenced
+from central.incidents.tables import ROLE_VICTIM, incident_vms, incidents, is_open, was_first
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
+
+_MAX_QUIET = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCounts:
+    """Open incidents: all; of these those that a silence keeps quiet; of the others those that are acknowledged.
+
+    `quiet_victims` are the VMs (UUIDs) that suffer in silenced and acknowledged ones, not more than a thousand.
+    """
+
+    all: int = 0
+    silenced: int = 0
+    acknowledged: int = 0
+    quiet_victims: tuple[str, ...] = ()
+
+
+def open_counts(connection: sa.Connection, since_unix_ns: int, now_unix_ns: int) -> OpenCounts:
+    """Count the open incidents; see `tables.is_open`."""
+    i, v = incidents.c, incident_vms.c
+    is_quiet, is_taken = is_silenced(now_unix_ns), is_acknowledged()
+    found = sa.select(i.id, is_quiet.label("quiet"), is_taken.label("taken")).where(is_open(since_unix_ns))
+    rows = connection.execute(found).all()
+    quiet = [row.id for row in rows if row.quiet or row.taken][:_MAX_QUIET]
+    victims = sa.select(v.vm).where(v.incident.in_(quiet), v.role == ROLE_VICTIM).distinct()
+    return OpenCounts(
+        all=len(rows),
+        silenced=sum(bool(row.quiet) for row in rows),
+        acknowledged=sum(bool(row.taken and not row.quiet) for row in rows),
+        quiet_victims=tuple(connection.scalars(victims.order_by(v.vm).limit(_MAX_QUIET))) if quiet else (),
+    )
 
 
 def count_open(connection: sa.Connection, since_unix_ns: int) -> int:

@@ -22,13 +22,18 @@ _NOT_OVER = "0001-01-01T00:00:00Z"  # Go's zero time: what Alertmanager writes f
 _SHOWN = 5  # VMs of each kind by name; the incident has all
 
 
-def firing(incident: fleet_pb2.Incident, incident_url: str, before: str = "") -> str:
+def firing(
+    incident: fleet_pb2.Incident, incident_url: str, before: str = "", *, silence: fleet_pb2.Silence | None = None
+) -> str:
     """Return the message of an ongoing incident, one line of JSON.
 
     `incident_url` is where people see it, `{id}` is its number; "" for nowhere. `before` is the previous message from
-    here, whose labels and beginning stay; "" if there was none.
+    here, whose labels and beginning stay; "" if there was none. `silence` is the one that kept it quiet until now.
     """
     alert = _alert(incident, incident_url, "firing", _NOT_OVER)
+    if silence is not None:
+        what = f"silence {silence.id} of {silence.by} is over ({silence.reason}); "
+        alert["annotations"]["description"] = printable(what) + alert["annotations"]["description"]
     return _message(alert | (_identity(before) if before else {}), incident_url)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from central.incidents import webhook_messages
+from central.incidents import silences, webhook_messages
 from central.incidents.messages import incident_messages
+from central.incidents.people import is_acknowledged
 from central.incidents.tables import METADATA, ROW_ID, incidents, is_open, upsert
 
 _AT_ONCE = 200  # incidents in one transaction
@@ -39,6 +40,7 @@ sent = sa.Table(
     sa.Column("incident", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("suspect_vm", sa.Text, nullable=False),  # the suspect in the message; "" for none
+    sa.Column("is_silenced", sa.Boolean, nullable=False),  # a silence has matched it since the message
 )
 
 
@@ -73,18 +75,25 @@ def change(
     """Make a receiver's notices of incidents that have begun or ended since the last ones, in the caller's transaction.
 
     The caller holds the receiver's lease. An incident is sent while it is open (`tables.is_open`), and again once it
-    has a suspect. Its end is sent once its last report is older than `open_since_unix_ns`, not as soon as the host
-    reports it: the VMs may suffer again within the gap. Returns how many notices beyond `max_waiting`, the oldest ones,
-    were dropped.
+    has a suspect, or once a silence is over. One that is silenced or acknowledged is not sent. Its end is
+    sent once its last report is older than `open_since_unix_ns`, not as soon as the host reports it: the VMs may suffer
+    again within the gap. That is sent also while it is silenced, as it pages nobody and closes what the receiver has
+    open. Returns how many notices beyond `max_waiting`, the oldest ones, were dropped.
     """
     mine = sent.c.receiver == receiver
     i = incidents.c
     is_new = sent.c.incident.is_(None)
     has_suspect_now = (sent.c.suspect_vm == "") & (i.suspect_vm != "")
+    is_quiet = silences.is_silenced(now_unix_ns)
+    quiet_ones = sa.select(i.id).where(is_open(open_since_unix_ns), is_quiet)
+    if silences.are_in_force(connection, now_unix_ns):
+        newly_quiet = sa.update(sent).where(mine, ~sent.c.is_silenced, sent.c.incident.in_(quiet_ones))
+        connection.execute(newly_quiet.values(is_silenced=True))
     begun = connection.execute(
         sa.select(incidents, sent.c.message.label("before"))
         .outerjoin(sent, mine & (sent.c.incident == i.id))
-        .where(is_open(open_since_unix_ns), is_new | has_suspect_now)
+        .where(is_open(open_since_unix_ns), is_new | has_suspect_now | sent.c.is_silenced)
+        .where(~is_quiet, ~is_acknowledged())
         .order_by(i.first_unix_ns, i.id)
         .limit(_AT_ONCE)
     ).all()
@@ -99,15 +108,19 @@ def change(
         return 0
     ended = connection.execute(sa.select(incidents).where(i.id.in_([row.incident for row in over]))).all()
     known = {one.id: one for one in incident_messages(connection, [*ended, *begun])}
+    first = min((row.first_unix_ns for row in begun), default=0)
+    past = silences.during(connection, [row.id for row in begun], first, now_unix_ns)
     new = []
     for row in over:
         incident = known.get(row.incident)
         new.append(webhook_messages.resolved(incident, row.message, incident_url, ended_unix_ns=now_unix_ns))
         connection.execute(sa.delete(sent).where(mine, sent.c.incident == row.incident))
     for row in begun:
-        new.append(webhook_messages.firing(known[row.id], incident_url, row.before or ""))
+        was = [one for one in past.get(row.id, ()) if one.end_unix_ns > row.first_unix_ns]
+        last = was[-1] if was else None
+        new.append(webhook_messages.firing(known[row.id], incident_url, row.before or "", silence=last))
         values = {"receiver": receiver, "incident": row.id, "message": new[-1], "suspect_vm": row.suspect_vm}
-        upsert(connection, sent, values)
+        upsert(connection, sent, values | {"is_silenced": False})
     rows = [{"receiver": receiver, "created_unix_ns": now_unix_ns, "message": message} for message in new]
     connection.execute(notices.insert(), rows)
     waiting_here = notices.c.receiver == receiver

@@ -21,6 +21,7 @@ from central.ingest.sessions import HostStream
 from central.journal.tables import HostRecord
 from central.journal.writer import Journal
 from central.validation.batch_heads import whole
+from central.validation.events import AgentSeen
 from central.validation.reader import ReadBatch
 from central.validation.rows import Limits, Sender, is_name, job_bytes, too_many_jobs
 from central.validation.wire_columns import Head
@@ -68,6 +69,7 @@ class Handshake:
     revoked: Revoked
     clock: Callable[[], int]
     large: LargeMessages
+    on_agent: Callable[[AgentSeen], None] = lambda _seen: None  # called with each host's agent, not importers'
     _warn: LogLimit = field(init=False)
     _inform: LogLimit = field(init=False)
 
@@ -125,6 +127,9 @@ class Handshake:
             jobs=tuple(sorted(stream.jobs)),
         )
         self.journal.note_host(record)
+        if not stream.is_importer:
+            started = min(hello.agent_started_unix_ns, _LAST_UNIX_NS)
+            self.on_agent(AgentSeen(hello.host, hello.boot_id, hello.agent_version, started, now))
         facts = {"protocol": version, "agent": hello.agent_version, "certificate_serial": serial}
         self._inform("host connected", host=hello.host, reason="connected", **facts)
         return stream, record

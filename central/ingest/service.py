@@ -27,6 +27,7 @@ from central.ingest.quotas import OverQuotaError, Quotas
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal.writer import Journal
 from central.validation.batch_heads import head_of, is_next
+from central.validation.events import AgentSeen
 from central.validation.reader import ReadBatch
 from central.validation.rows import is_name, job_bytes
 from whitepanda.common import log
@@ -48,6 +49,7 @@ class Ingest:
         registry: StreamRegistry,
         *,
         revoked: Revoked | None = None,
+        on_agent: Callable[[AgentSeen], None] = lambda _seen: None,
         clock: Callable[[], int] = time.time_ns,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,7 +64,7 @@ class Ingest:
         self._large = LargeMessages()
         revoked = revoked or Revoked()
         self._peers = Peers(revoked)
-        self._handshake = Handshake(config, journal, registry.refused, revoked, clock, self._large)
+        self._handshake = Handshake(config, journal, registry.refused, revoked, clock, self._large, on_agent)
         self._intake = Intake(config, journal, registry, self.backpressure, self.quotas, clock, self._large)
         self._open = 0  # streams, also those that have not said Hello
         self._draining = False

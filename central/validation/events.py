@@ -29,6 +29,17 @@ class EventRow:
     payload: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class AgentSeen:
+    """A host's agent as its Hello has it, and when that came, by central's clock."""
+
+    host: str
+    boot_id: str
+    version: str
+    started_unix_ns: int  # by the agent's clock; 0: not known
+    seen_unix_ns: int
+
+
 def check_events(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[list[EventRow], dict[str, int]]:
     """Return the good events of a batch, and how many are refused, by reason; these cost neither others nor rows."""
     good, rejected = good_reports(batch.events, _is_good, word="event", at_most=_MAX_EVENTS, sender=sender)

@@ -51,7 +51,11 @@ def _receivers(kind: type[Counter | Gauge], field: str) -> _Make:
 
 
 def _open_incidents(status: fleet_pb2.FleetStatus) -> list[tuple[tuple[str, ...], float]]:
-    return [((), status.open_incidents)] if status.HasField("open_incidents") else []
+    if not status.HasField("open_incidents"):
+        return []
+    silenced, acknowledged = status.silenced_incidents, status.acknowledged_incidents
+    counts = {"new": status.open_incidents - silenced - acknowledged, "acknowledged": acknowledged}
+    return [((state,), count) for state, count in {**counts, "silenced": silenced}.items()]
 
 
 def _oldest_waiting(status: fleet_pb2.FleetStatus) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -118,8 +122,10 @@ _METRICS: tuple[tuple[str, str, _Make], ...] = (
      _family(Gauge, _oldest_waiting, "receiver")),
     ("webhook_dropped_notices", "notices given up, by reason, since central's start",
      _family(Counter, _dropped, "receiver", "reason")),
-    ("open_incidents", "hosts with suffering VMs; absent while incident history is down",
-     _family(Gauge, _open_incidents)),
+    ("open_incidents", "hosts with suffering VMs, by what people did about it; absent while incident history is down",
+     _family(Gauge, _open_incidents, "state")),
+    ("quiet_victim", "1 for each VM that suffers in a silenced or acknowledged incident; at most 1000",
+     _family(Gauge, lambda status: [((vm,), 1.0) for vm in status.quiet_victims], "vm")),
     ("coefficients_created_timestamp_seconds", "when the version in force was made, since 1970; none without a version",
      _time("coefficient_created_unix_ns")),
     ("certificate_expiry_timestamp_seconds", "when central's own certificate expires, since 1970",

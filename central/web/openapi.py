@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, resources
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
@@ -24,6 +25,11 @@ _NUMBERS = {FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT}
 #: Parameters that a method cannot do without, by method and name.
 _NEEDED = {
     ("GetIncident", "id"),
+    ("GetIncidentTimeline", "id"),
+    ("AcknowledgeIncident", "reason"),
+    ("AddIncidentNote", "text"),
+    ("CreateSilence", "reason"),
+    ("CreateSilence", "end_unix_ns"),
     ("GetVmHistory", "vm"),
     ("PlanObservation", "margin_percent"),
     ("PredictRuntime", "job"),
@@ -33,8 +39,10 @@ _NEEDED = {
 #: Why there is no answer, by status.
 _REFUSALS = {
     400: "The request is wrong: a parameter that is not known here, a value out of its range, or two that contradict",
-    403: "The client's certificate is none of an operator, or revoked",
+    403: "The client's certificate is none of an operator or responder, or revoked; or another site's page asks",
     404: "There is nothing of that name or number",
+    413: f"The request's body is longer than {limits.MAX_HTTP_BYTES:,} bytes",
+    415: "The request's body is not application/json",
     408: "The request did not come in time",
     410: "The version is not kept any more, or there is no model of runtimes",
     429: "Too many questions, or too many of this kind, wait",
@@ -52,12 +60,16 @@ _MAX_UINT = {FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1, FieldDescriptor.CPPTYPE_
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A GET of `path` calls a method of `whitepanda.v1.Fleet`; names in braces are fields of its request."""
+    """A request for `path` calls a method of `whitepanda.v1.Fleet`; names in braces are fields of its request.
+
+    The other fields are parameters, of a POST the members of a JSON object.
+    """
 
     path: str
     method: str
     summary: str
     refusals: tuple[int, ...] = ()  # statuses of its own, beside those that every path has
+    verb: Literal["GET", "POST"] = "GET"
 
     @property
     def request(self) -> Descriptor:
@@ -79,6 +91,14 @@ ROUTES = (
     Route("/v1/events", "ListEvents", "What began or ended on hosts' VMs, the last that came first", (404,)),
     Route("/v1/incidents", "ListIncidents", "When VMs of a host suffered, the last that began first", (404,)),
     Route("/v1/incidents/{id}", "GetIncident", "One incident with its evidence and its suspect's recurrence", (404,)),
+    Route("/v1/incidents/{id}/timeline", "GetIncidentTimeline", "What else changed around an incident", (404,)),
+    Route("/v1/incidents/{id}/acknowledgement", "AcknowledgeIncident",
+          "Take an incident on: it is not sent again", (404, 413, 415), "POST"),
+    Route("/v1/incidents/{id}/notes", "AddIncidentNote", "Write a note to an incident", (404, 413, 415), "POST"),
+    Route("/v1/silences", "ListSilences", "Silences of incidents, the last one made first"),
+    Route("/v1/silences", "CreateSilence", "Keep incidents quiet for a time", (404, 413, 415), "POST"),
+    Route("/v1/silences/{id}/end", "EndSilence", "End a silence before its time", (404, 413, 415), "POST"),
+    Route("/v1/audit", "ListAudit", "Who acknowledged, noted and silenced what, the last first"),
     Route("/v1/suspect-jobs", "ListSuspectJobs", "How often, and on how many hosts, a job was suspected first", (404,)),
     Route("/v1/vms/{vm}/history", "GetVmHistory", "Windows, events and incidents of a VM over at most a day", (404,)),
     Route("/v1/job-loadings", "ListJobLoadings", "Loading vectors of the jobs that ran lately, by name"),
@@ -117,6 +137,21 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
             seen[name] = value
             setattr(request, name, _read_value(fields[name], value))
     return request  # type: ignore[no-any-return] # a message, whatever its class
+
+
+def read_body(route: Route, path: list[tuple[str, str]], body: bytes) -> Message:
+    """Make the method's request of path parameters and a body, a JSON object; raises ApiError for a wrong one."""
+    try:
+        members = msgspec.json.decode(body, type=dict[str, str | int | bool])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise wrong(f"the body must be a JSON object of texts, integers and true or false: {error}") from error
+    for name, value in members.items():
+        field = route.request.fields_by_name.get(name)
+        if field is not None and isinstance(value, str) != (field.cpp_type == FieldDescriptor.CPPTYPE_STRING):
+            kind = "a text" if field.cpp_type == FieldDescriptor.CPPTYPE_STRING else "an integer"
+            raise wrong_field(name, f"must be {kind} (value {str(value)[:80]!r})")
+    texts = {name: str(value) if isinstance(value, str | int) else value for name, value in members.items()}
+    return read_request(route, [*texts.items(), *path])
 
 
 def _max_items(field: FieldDescriptor) -> int:
@@ -193,22 +228,24 @@ def document() -> dict[str, Any]:
             },
         }
     }
-    paths = {}
+    paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         _add_schema(schemas, route.response)
         refusals = {*_EVERYWHERE, *route.refusals}
-        paths[route.path] = {
-            "get": {
-                "operationId": route.method,
-                "summary": route.summary,
-                "parameters": [_parameter(route, field) for field in route.request.fields],
-                "responses": {
-                    "200": _answer("The answer", route.response.name),
-                    "304": {"description": "The caller has this answer already, by the ETag in If-None-Match"},
-                    **{str(code): _answer(_REFUSALS[code], "Error") for code in sorted(refusals)},
-                },
-                "security": [{"operator": []}, {}],
-            }
+        is_read = route.verb == "GET"
+        known = {"304": {"description": "The caller has this answer already, by the ETag in If-None-Match"}}
+        inline = [field for field in route.request.fields if is_read or _in_path(route, field)]
+        paths.setdefault(route.path, {})[route.verb.lower()] = {
+            "operationId": route.method,
+            "summary": route.summary,
+            "parameters": [_parameter(route, field) for field in inline],
+            **({} if is_read else {"requestBody": _body(route)}),
+            "responses": {
+                "200": _answer("The answer", route.response.name),
+                **(known if is_read else {}),
+                **{str(code): _answer(_REFUSALS[code], "Error") for code in sorted(refusals)},
+            },
+            "security": [{"operator": []}, {}],
         }
     return {
         "openapi": "3.1.0",
@@ -232,8 +269,24 @@ def _answer(description: str, schema: str) -> dict[str, Any]:
     return {"description": description, "content": content}
 
 
+def _in_path(route: Route, field: FieldDescriptor) -> bool:
+    return f"{{{field.name}}}" in route.path
+
+
+def _body(route: Route) -> dict[str, Any]:
+    """Return the description of a POST's body: what is a parameter of a GET are members here."""
+    members = {}
+    for field in route.request.fields:
+        if not _in_path(route, field):
+            parameter = _parameter(route, field)
+            members[field.name] = {**parameter["schema"], "description": parameter.get("description", "")}
+    needed = [name for name in members if (route.method, name) in _NEEDED]
+    schema = {"type": "object", "properties": members, "required": needed, "additionalProperties": False}
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
 def _parameter(route: Route, field: FieldDescriptor) -> dict[str, Any]:
-    in_path = f"{{{field.name}}}" in route.path
+    in_path = _in_path(route, field)
     found: dict[str, Any] = {"name": field.name, "in": "path" if in_path else "query", "required": in_path}
     note = notes().get((route.request.name, field.name))
     if note:

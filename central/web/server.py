@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import grpc
 import uvicorn
@@ -26,6 +27,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from central.api.admission import Turns
@@ -33,13 +35,13 @@ from central.api.fleet import Fleet
 from central.api.limits import MAX_HTTP_BYTES
 from central.api.overview import get_status
 from central.api.requests import ApiError
-from central.authorisation.http_middleware import Authorisation
-from central.authorisation.roles import Access
+from central.authorisation.http_middleware import CERTIFICATE, Authorisation, names_and_serial
+from central.authorisation.roles import ROLES, Access
 from central.config import HttpSection
 from central.page import files
 from central.web import metrics
 from central.web.connections import ClientProtocol, Connections
-from central.web.openapi import ROUTES, Route, document, read_request, to_json
+from central.web.openapi import ROUTES, Route, document, read_body, read_request, to_json
 from whitepanda.common import log
 from whitepanda.common.config import is_loopback, is_own_name
 from whitepanda.common.errors import UnavailableError
@@ -48,6 +50,8 @@ from whitepanda.v1 import fleet_pb2
 
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.UNAUTHENTICATED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.FAILED_PRECONDITION: 410,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
@@ -80,7 +84,11 @@ def make_app(fleet: Fleet, access: Access | None) -> Starlette:
             status = await get_status(fleet, fleet_pb2.GetFleetStatusRequest())
             return Response(metrics.render(status), media_type=metrics.CONTENT_TYPE)
 
-    routes = [HttpRoute(route.path, _endpoint(fleet, route), methods=["GET"]) for route in ROUTES]
+    routes = [
+        HttpRoute(route.path, _endpoint(fleet, route) if route.verb == "GET" else _writing(fleet, route, access),
+                  methods=[route.verb])
+        for route in ROUTES
+    ]  # fmt: skip
     routes += [
         HttpRoute("/openapi.json", openapi),
         HttpRoute("/healthz", health),
@@ -126,6 +134,32 @@ def _endpoint(fleet: Fleet, route: Route) -> Any:
     return answer
 
 
+def _writing(fleet: Fleet, route: Route, access: Access | None) -> Any:
+    """Return what answers a POST. It must be JSON, which pages of other sites cannot send, and not be from one."""
+
+    async def answer(request: Request) -> Response:
+        certificate: Any = request.scope.get("state", {}).get(CERTIFICATE)
+        names, serial = names_and_serial(certificate)
+        role = ROLES[f"/whitepanda.v1.Fleet/{route.method}"]
+        if access is not None and (refusal := access.refusal(role, names, serial)):
+            raise ApiError(*refusal)
+        origin = request.headers.get("origin", "")
+        if origin and urlsplit(origin).netloc != request.headers.get("host", ""):
+            raise ApiError(grpc.StatusCode.PERMISSION_DENIED, f"a page of {origin[:80]!r} may change nothing here")
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return _json({"error": "the body must be JSON, with Content-Type: application/json"}, 415)
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_HTTP_BYTES:
+                return _json({"error": f"the body is longer than {MAX_HTTP_BYTES:,} bytes"}, 413)
+        asked = read_body(route, list(request.path_params.items()), bytes(body))
+        found = await fleet.answer(route.method, asked, request.is_disconnected, names)
+        return _json(to_json(found))
+
+    return answer
+
+
 def _no_answer(_request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         return _json({"error": str(error)}, 500)
@@ -149,8 +183,9 @@ def _tagged(request: Request, value: Any) -> Response:
 
 
 def _not_known(request: Request, _error: Exception) -> Response:
-    """Answer OPTIONS, and methods that no path has."""
-    allow = {"Allow": "GET, HEAD, OPTIONS"}
+    """Answer OPTIONS, and methods that the path does not have."""
+    verbs = {route.verb for route in ROUTES if compile_path(route.path)[0].match(request.url.path)} or {"GET"}
+    allow = {"Allow": ", ".join([*(("GET", "HEAD") if "GET" in verbs else ()), "OPTIONS", *(verbs & {"POST"})])}
     if request.method == "OPTIONS":
         return Response(status_code=204, headers=allow)
     error = f"{request.method[:20]} is not known here; known: {allow['Allow']}"

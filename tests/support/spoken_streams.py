@@ -6,6 +6,7 @@ import ssl
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -87,11 +88,11 @@ class Peer:
         return code.name, details
 
 
-async def said_to_hello(central: Central, files: TlsFiles, host: str) -> str:
-    """Say Hello for `host`; return the kind of the answer, such as "welcome", or the status of its refusal."""
+async def said_to_hello(central: Central, files: TlsFiles, host: str, **more: Any) -> str:
+    """Say Hello for `host`, with `more` in it; return the kind of the answer, "welcome", or a refusal's status."""
     async with grpc.aio.secure_channel(f"localhost:{central.port}", channel_credentials(files)) as channel:
         call = channel.stream_stream(CONNECT)()
-        hello = agent_pb2.Hello(host=host, protocol_version=1, min_protocol_version=1)
+        hello = agent_pb2.Hello(host=host, protocol_version=1, min_protocol_version=1, **more)
         try:
             await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
             raw = await asyncio.wait_for(call.read(), 10)

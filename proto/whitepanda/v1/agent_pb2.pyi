@@ -132,7 +132,7 @@ class CentralMessage(_message.Message):
     def __init__(self, ack: _Optional[_Union[Ack, _Mapping]] = ..., coefficients: _Optional[_Union[CoefficientUpdate, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., slow_down: _Optional[_Union[SlowDown, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("host", "boot_id", "spool_id", "platform", "sent_unix_ns", "agent_version", "protocol_version", "min_protocol_version", "coefficient_version", "jobs", "window_ms", "held")
+    __slots__ = ("host", "boot_id", "spool_id", "platform", "sent_unix_ns", "agent_version", "protocol_version", "min_protocol_version", "coefficient_version", "jobs", "window_ms", "held", "agent_started_unix_ns")
     HOST_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     SPOOL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,7 @@ class Hello(_message.Message):
     JOBS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    AGENT_STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     host: str
     boot_id: str
     spool_id: str
@@ -157,7 +158,8 @@ class Hello(_message.Message):
     jobs: _containers.RepeatedScalarFieldContainer[str]
     window_ms: int
     held: _containers.RepeatedCompositeFieldContainer[JobTag]
-    def __init__(self, host: _Optional[str] = ..., boot_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., platform: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., min_protocol_version: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., window_ms: _Optional[int] = ..., held: _Optional[_Iterable[_Union[JobTag, _Mapping]]] = ...) -> None: ...
+    agent_started_unix_ns: int
+    def __init__(self, host: _Optional[str] = ..., boot_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., platform: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., min_protocol_version: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., window_ms: _Optional[int] = ..., held: _Optional[_Iterable[_Union[JobTag, _Mapping]]] = ..., agent_started_unix_ns: _Optional[int] = ...) -> None: ...
 
 class CpiBatch(_message.Message):
     __slots__ = ("spool_id", "sequence", "tasks", "task_index", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores", "backlog", "events", "triggers", "metrics", "reasons", "vm_facts", "host_facts")

@@ -1,5 +1,6 @@
 from whitepanda.v1 import agent_pb2 as _agent_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -7,12 +8,52 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AuditAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AUDIT_ACTION_UNSPECIFIED: _ClassVar[AuditAction]
+    AUDIT_ACTION_ACKNOWLEDGE: _ClassVar[AuditAction]
+    AUDIT_ACTION_NOTE: _ClassVar[AuditAction]
+    AUDIT_ACTION_SILENCE: _ClassVar[AuditAction]
+    AUDIT_ACTION_END_SILENCE: _ClassVar[AuditAction]
+
+class ChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHANGE_KIND_UNSPECIFIED: _ClassVar[ChangeKind]
+    CHANGE_KIND_VM_STARTED: _ClassVar[ChangeKind]
+    CHANGE_KIND_VM_GONE: _ClassVar[ChangeKind]
+    CHANGE_KIND_VM_MIGRATED: _ClassVar[ChangeKind]
+    CHANGE_KIND_LIMIT_SET: _ClassVar[ChangeKind]
+    CHANGE_KIND_AGENT_RESTARTED: _ClassVar[ChangeKind]
+    CHANGE_KIND_AGENT_UPGRADED: _ClassVar[ChangeKind]
+    CHANGE_KIND_HOST_RESTARTED: _ClassVar[ChangeKind]
+    CHANGE_KIND_ACKNOWLEDGED: _ClassVar[ChangeKind]
+    CHANGE_KIND_NOTED: _ClassVar[ChangeKind]
+    CHANGE_KIND_SILENCED: _ClassVar[ChangeKind]
+    CHANGE_KIND_SILENCE_ENDED: _ClassVar[ChangeKind]
+AUDIT_ACTION_UNSPECIFIED: AuditAction
+AUDIT_ACTION_ACKNOWLEDGE: AuditAction
+AUDIT_ACTION_NOTE: AuditAction
+AUDIT_ACTION_SILENCE: AuditAction
+AUDIT_ACTION_END_SILENCE: AuditAction
+CHANGE_KIND_UNSPECIFIED: ChangeKind
+CHANGE_KIND_VM_STARTED: ChangeKind
+CHANGE_KIND_VM_GONE: ChangeKind
+CHANGE_KIND_VM_MIGRATED: ChangeKind
+CHANGE_KIND_LIMIT_SET: ChangeKind
+CHANGE_KIND_AGENT_RESTARTED: ChangeKind
+CHANGE_KIND_AGENT_UPGRADED: ChangeKind
+CHANGE_KIND_HOST_RESTARTED: ChangeKind
+CHANGE_KIND_ACKNOWLEDGED: ChangeKind
+CHANGE_KIND_NOTED: ChangeKind
+CHANGE_KIND_SILENCED: ChangeKind
+CHANGE_KIND_SILENCE_ENDED: ChangeKind
+
 class GetFleetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class FleetStatus(_message.Message):
-    __slots__ = ("central_version", "protocol_version", "started_unix_ns", "connected_hosts", "accepted_batches", "accepted_rows", "duplicate_batches", "rejected", "rejected_batches", "journal_batches", "lake_segments", "lake_rows", "coefficient_version", "coefficient_created_unix_ns", "last_build_error", "days_left_out", "rows_left_out", "accepted_events", "rejected_events", "refused_streams", "last_commit_error", "last_roll_error", "last_incidents_error", "acknowledgements", "damaged_files", "known_hosts", "open_incidents", "webhooks", "certificate_expiry_unix_ns", "revoked_certificates", "last_revocation_error", "over_quota", "paced_hosts", "machines_left_out", "rejected_values")
+    __slots__ = ("central_version", "protocol_version", "started_unix_ns", "connected_hosts", "accepted_batches", "accepted_rows", "duplicate_batches", "rejected", "rejected_batches", "journal_batches", "lake_segments", "lake_rows", "coefficient_version", "coefficient_created_unix_ns", "last_build_error", "days_left_out", "rows_left_out", "accepted_events", "rejected_events", "refused_streams", "last_commit_error", "last_roll_error", "last_incidents_error", "acknowledgements", "damaged_files", "known_hosts", "open_incidents", "webhooks", "certificate_expiry_unix_ns", "revoked_certificates", "last_revocation_error", "over_quota", "paced_hosts", "silenced_incidents", "acknowledged_incidents", "quiet_victims", "machines_left_out", "rejected_values")
     CENTRAL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +87,9 @@ class FleetStatus(_message.Message):
     LAST_REVOCATION_ERROR_FIELD_NUMBER: _ClassVar[int]
     OVER_QUOTA_FIELD_NUMBER: _ClassVar[int]
     PACED_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    SILENCED_INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    QUIET_VICTIMS_FIELD_NUMBER: _ClassVar[int]
     MACHINES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     REJECTED_VALUES_FIELD_NUMBER: _ClassVar[int]
     central_version: str
@@ -81,9 +125,12 @@ class FleetStatus(_message.Message):
     last_revocation_error: str
     over_quota: int
     paced_hosts: int
+    silenced_incidents: int
+    acknowledged_incidents: int
+    quiet_victims: _containers.RepeatedScalarFieldContainer[str]
     machines_left_out: _containers.RepeatedScalarFieldContainer[str]
     rejected_values: _containers.RepeatedCompositeFieldContainer[_agent_pb2.RejectedRows]
-    def __init__(self, central_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., accepted_batches: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., duplicate_batches: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., rejected_batches: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., journal_batches: _Optional[int] = ..., lake_segments: _Optional[int] = ..., lake_rows: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_created_unix_ns: _Optional[int] = ..., last_build_error: _Optional[str] = ..., days_left_out: _Optional[int] = ..., rows_left_out: _Optional[int] = ..., accepted_events: _Optional[int] = ..., rejected_events: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., refused_streams: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., last_commit_error: _Optional[str] = ..., last_roll_error: _Optional[str] = ..., last_incidents_error: _Optional[str] = ..., acknowledgements: _Optional[_Union[AcknowledgementTimes, _Mapping]] = ..., damaged_files: _Optional[int] = ..., known_hosts: _Optional[int] = ..., open_incidents: _Optional[int] = ..., webhooks: _Optional[_Iterable[_Union[WebhookReceiver, _Mapping]]] = ..., certificate_expiry_unix_ns: _Optional[int] = ..., revoked_certificates: _Optional[int] = ..., last_revocation_error: _Optional[str] = ..., over_quota: _Optional[int] = ..., paced_hosts: _Optional[int] = ..., machines_left_out: _Optional[_Iterable[str]] = ..., rejected_values: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ...) -> None: ...
+    def __init__(self, central_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., accepted_batches: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., duplicate_batches: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., rejected_batches: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., journal_batches: _Optional[int] = ..., lake_segments: _Optional[int] = ..., lake_rows: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_created_unix_ns: _Optional[int] = ..., last_build_error: _Optional[str] = ..., days_left_out: _Optional[int] = ..., rows_left_out: _Optional[int] = ..., accepted_events: _Optional[int] = ..., rejected_events: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., refused_streams: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., last_commit_error: _Optional[str] = ..., last_roll_error: _Optional[str] = ..., last_incidents_error: _Optional[str] = ..., acknowledgements: _Optional[_Union[AcknowledgementTimes, _Mapping]] = ..., damaged_files: _Optional[int] = ..., known_hosts: _Optional[int] = ..., open_incidents: _Optional[int] = ..., webhooks: _Optional[_Iterable[_Union[WebhookReceiver, _Mapping]]] = ..., certificate_expiry_unix_ns: _Optional[int] = ..., revoked_certificates: _Optional[int] = ..., last_revocation_error: _Optional[str] = ..., over_quota: _Optional[int] = ..., paced_hosts: _Optional[int] = ..., silenced_incidents: _Optional[int] = ..., acknowledged_incidents: _Optional[int] = ..., quiet_victims: _Optional[_Iterable[str]] = ..., machines_left_out: _Optional[_Iterable[str]] = ..., rejected_values: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ...) -> None: ...
 
 class WebhookReceiver(_message.Message):
     __slots__ = ("receiver", "active", "delivered", "failed_attempts", "dropped", "waiting", "oldest_waiting_unix_ns", "last_error")
@@ -242,7 +289,7 @@ class ListEventsResponse(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[FleetEvent, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListIncidentsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_unix_ns", "open_only")
+    __slots__ = ("page_size", "page_token", "host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_unix_ns", "open_only", "project")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +299,7 @@ class ListIncidentsRequest(_message.Message):
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     OPEN_ONLY_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     host: str
@@ -261,10 +309,11 @@ class ListIncidentsRequest(_message.Message):
     since_unix_ns: int
     until_unix_ns: int
     open_only: bool
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., victim_job: _Optional[str] = ..., vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., open_only: _Optional[bool] = ...) -> None: ...
+    project: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., victim_job: _Optional[str] = ..., vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., open_only: _Optional[bool] = ..., project: _Optional[str] = ...) -> None: ...
 
 class Incident(_message.Message):
-    __slots__ = ("id", "host", "suspect_job", "first_unix_ns", "last_unix_ns", "reports", "peak_mn_cpi", "peak_threshold", "victims", "suspects", "recommendations", "open", "found_by", "suspect", "victims_now", "slowest_now")
+    __slots__ = ("id", "host", "suspect_job", "first_unix_ns", "last_unix_ns", "reports", "peak_mn_cpi", "peak_threshold", "victims", "suspects", "recommendations", "open", "found_by", "suspect", "victims_now", "slowest_now", "acknowledged_by", "acknowledged_unix_ns", "acknowledgement", "silenced_by")
     ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_JOB_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +330,10 @@ class Incident(_message.Message):
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     VICTIMS_NOW_FIELD_NUMBER: _ClassVar[int]
     SLOWEST_NOW_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_BY_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
+    SILENCED_BY_FIELD_NUMBER: _ClassVar[int]
     id: int
     host: str
     suspect_job: str
@@ -297,10 +350,14 @@ class Incident(_message.Message):
     suspect: IncidentVm
     victims_now: int
     slowest_now: IncidentVm
-    def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., peak_threshold: _Optional[float] = ..., victims: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ..., open: _Optional[bool] = ..., found_by: _Optional[_Iterable[_Union[_agent_pb2.Analysis, str]]] = ..., suspect: _Optional[_Union[IncidentVm, _Mapping]] = ..., victims_now: _Optional[int] = ..., slowest_now: _Optional[_Union[IncidentVm, _Mapping]] = ...) -> None: ...
+    acknowledged_by: str
+    acknowledged_unix_ns: int
+    acknowledgement: str
+    silenced_by: int
+    def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., peak_threshold: _Optional[float] = ..., victims: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ..., open: _Optional[bool] = ..., found_by: _Optional[_Iterable[_Union[_agent_pb2.Analysis, str]]] = ..., suspect: _Optional[_Union[IncidentVm, _Mapping]] = ..., victims_now: _Optional[int] = ..., slowest_now: _Optional[_Union[IncidentVm, _Mapping]] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_unix_ns: _Optional[int] = ..., acknowledgement: _Optional[str] = ..., silenced_by: _Optional[int] = ...) -> None: ...
 
 class IncidentVm(_message.Message):
-    __slots__ = ("vm", "name", "job", "peak", "reports", "slow_down", "first_reports")
+    __slots__ = ("vm", "name", "job", "peak", "reports", "slow_down", "first_reports", "project")
     VM_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +365,7 @@ class IncidentVm(_message.Message):
     REPORTS_FIELD_NUMBER: _ClassVar[int]
     SLOW_DOWN_FIELD_NUMBER: _ClassVar[int]
     FIRST_REPORTS_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     vm: str
     name: str
     job: str
@@ -315,7 +373,8 @@ class IncidentVm(_message.Message):
     reports: int
     slow_down: _agent_pb2.Degradation
     first_reports: int
-    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., peak: _Optional[float] = ..., reports: _Optional[int] = ..., slow_down: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ..., first_reports: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., peak: _Optional[float] = ..., reports: _Optional[int] = ..., slow_down: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ..., first_reports: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class ListIncidentsResponse(_message.Message):
     __slots__ = ("incidents", "next_page_token")
@@ -332,14 +391,16 @@ class GetIncidentRequest(_message.Message):
     def __init__(self, id: _Optional[int] = ...) -> None: ...
 
 class IncidentDetail(_message.Message):
-    __slots__ = ("incident", "reports", "recurrence")
+    __slots__ = ("incident", "reports", "recurrence", "notes")
     INCIDENT_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
     RECURRENCE_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     incident: Incident
     reports: _containers.RepeatedCompositeFieldContainer[_agent_pb2.Trigger]
     recurrence: SuspectJob
-    def __init__(self, incident: _Optional[_Union[Incident, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[_agent_pb2.Trigger, _Mapping]]] = ..., recurrence: _Optional[_Union[SuspectJob, _Mapping]] = ...) -> None: ...
+    notes: _containers.RepeatedCompositeFieldContainer[IncidentNote]
+    def __init__(self, incident: _Optional[_Union[Incident, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[_agent_pb2.Trigger, _Mapping]]] = ..., recurrence: _Optional[_Union[SuspectJob, _Mapping]] = ..., notes: _Optional[_Iterable[_Union[IncidentNote, _Mapping]]] = ...) -> None: ...
 
 class ListSuspectJobsRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "job")
@@ -1022,6 +1083,184 @@ class SilentHost(_message.Message):
     spooled_batches: int
     dropped_batches: int
     def __init__(self, host: _Optional[str] = ..., connected: _Optional[bool] = ..., last_seen_unix_ns: _Optional[int] = ..., spooled_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ...) -> None: ...
+
+class AcknowledgeIncidentRequest(_message.Message):
+    __slots__ = ("id", "reason", "operator")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    reason: str
+    operator: str
+    def __init__(self, id: _Optional[int] = ..., reason: _Optional[str] = ..., operator: _Optional[str] = ...) -> None: ...
+
+class AddIncidentNoteRequest(_message.Message):
+    __slots__ = ("id", "text", "operator", "key")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    text: str
+    operator: str
+    key: str
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., operator: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class IncidentNote(_message.Message):
+    __slots__ = ("unix_ns", "by", "text")
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    unix_ns: int
+    by: str
+    text: str
+    def __init__(self, unix_ns: _Optional[int] = ..., by: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class CreateSilenceRequest(_message.Message):
+    __slots__ = ("host", "vm", "job", "project", "start_unix_ns", "end_unix_ns", "reason", "operator", "key")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    VM_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    vm: str
+    job: str
+    project: str
+    start_unix_ns: int
+    end_unix_ns: int
+    reason: str
+    operator: str
+    key: str
+    def __init__(self, host: _Optional[str] = ..., vm: _Optional[str] = ..., job: _Optional[str] = ..., project: _Optional[str] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., reason: _Optional[str] = ..., operator: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class Silence(_message.Message):
+    __slots__ = ("id", "host", "vm", "job", "project", "start_unix_ns", "end_unix_ns", "reason", "by", "created_unix_ns", "ended_by", "in_force", "name")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    VM_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_BY_FIELD_NUMBER: _ClassVar[int]
+    IN_FORCE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    host: str
+    vm: str
+    job: str
+    project: str
+    start_unix_ns: int
+    end_unix_ns: int
+    reason: str
+    by: str
+    created_unix_ns: int
+    ended_by: str
+    in_force: bool
+    name: str
+    def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., vm: _Optional[str] = ..., job: _Optional[str] = ..., project: _Optional[str] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., reason: _Optional[str] = ..., by: _Optional[str] = ..., created_unix_ns: _Optional[int] = ..., ended_by: _Optional[str] = ..., in_force: _Optional[bool] = ..., name: _Optional[str] = ...) -> None: ...
+
+class EndSilenceRequest(_message.Message):
+    __slots__ = ("id", "operator")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    operator: str
+    def __init__(self, id: _Optional[int] = ..., operator: _Optional[str] = ...) -> None: ...
+
+class ListSilencesRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "current_only")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    current_only: bool
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., current_only: _Optional[bool] = ...) -> None: ...
+
+class ListSilencesResponse(_message.Message):
+    __slots__ = ("silences", "next_page_token")
+    SILENCES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    silences: _containers.RepeatedCompositeFieldContainer[Silence]
+    next_page_token: str
+    def __init__(self, silences: _Optional[_Iterable[_Union[Silence, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ListAuditRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class AuditEntry(_message.Message):
+    __slots__ = ("id", "unix_ns", "by", "action", "incident", "silence", "text")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    unix_ns: int
+    by: str
+    action: AuditAction
+    incident: int
+    silence: int
+    text: str
+    def __init__(self, id: _Optional[int] = ..., unix_ns: _Optional[int] = ..., by: _Optional[str] = ..., action: _Optional[_Union[AuditAction, str]] = ..., incident: _Optional[int] = ..., silence: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class ListAuditResponse(_message.Message):
+    __slots__ = ("entries", "next_page_token")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
+    next_page_token: str
+    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetIncidentTimelineRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    def __init__(self, id: _Optional[int] = ...) -> None: ...
+
+class IncidentChange(_message.Message):
+    __slots__ = ("unix_ns", "kind", "vm", "name", "text")
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    unix_ns: int
+    kind: ChangeKind
+    vm: str
+    name: str
+    text: str
+    def __init__(self, unix_ns: _Optional[int] = ..., kind: _Optional[_Union[ChangeKind, str]] = ..., vm: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class IncidentTimeline(_message.Message):
+    __slots__ = ("since_unix_ns", "until_unix_ns", "changes", "changes_left_out", "host")
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    since_unix_ns: int
+    until_unix_ns: int
+    changes: _containers.RepeatedCompositeFieldContainer[IncidentChange]
+    changes_left_out: bool
+    host: str
+    def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[IncidentChange, _Mapping]]] = ..., changes_left_out: _Optional[bool] = ..., host: _Optional[str] = ...) -> None: ...
 
 class GetFactsRequest(_message.Message):
     __slots__ = ("vm", "host", "at_unix_ns")

@@ -124,6 +124,41 @@ class FleetStub:
                 request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetDataHealthRequest.SerializeToString,
                 response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.DataHealth.FromString,
                 _registered_method=True)
+        self.AcknowledgeIncident = channel.unary_unary(
+                '/whitepanda.v1.Fleet/AcknowledgeIncident',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.AcknowledgeIncidentRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.Incident.FromString,
+                _registered_method=True)
+        self.AddIncidentNote = channel.unary_unary(
+                '/whitepanda.v1.Fleet/AddIncidentNote',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.AddIncidentNoteRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.IncidentNote.FromString,
+                _registered_method=True)
+        self.CreateSilence = channel.unary_unary(
+                '/whitepanda.v1.Fleet/CreateSilence',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.CreateSilenceRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.Silence.FromString,
+                _registered_method=True)
+        self.EndSilence = channel.unary_unary(
+                '/whitepanda.v1.Fleet/EndSilence',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.EndSilenceRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.Silence.FromString,
+                _registered_method=True)
+        self.ListSilences = channel.unary_unary(
+                '/whitepanda.v1.Fleet/ListSilences',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListSilencesRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListSilencesResponse.FromString,
+                _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/whitepanda.v1.Fleet/ListAudit',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
+        self.GetIncidentTimeline = channel.unary_unary(
+                '/whitepanda.v1.Fleet/GetIncidentTimeline',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetIncidentTimelineRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.IncidentTimeline.FromString,
+                _registered_method=True)
         self.GetFacts = channel.unary_unary(
                 '/whitepanda.v1.Fleet/GetFacts',
                 request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetFactsRequest.SerializeToString,
@@ -253,6 +288,49 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AcknowledgeIncident(self, request, context):
+        """People at incidents. Those that write are for names in central.responders; NOT_FOUND if there is nothing of that number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddIncidentNote(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateSilence(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSilence(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSilences(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAudit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetIncidentTimeline(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetFacts(self, request, context):
         """NOT_FOUND if nothing is known of the VM or host at that time.
         """
@@ -358,6 +436,41 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.GetDataHealth,
                     request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.GetDataHealthRequest.FromString,
                     response_serializer=whitepanda_dot_v1_dot_fleet__pb2.DataHealth.SerializeToString,
+            ),
+            'AcknowledgeIncident': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcknowledgeIncident,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.AcknowledgeIncidentRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.Incident.SerializeToString,
+            ),
+            'AddIncidentNote': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddIncidentNote,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.AddIncidentNoteRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.IncidentNote.SerializeToString,
+            ),
+            'CreateSilence': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSilence,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.CreateSilenceRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.Silence.SerializeToString,
+            ),
+            'EndSilence': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSilence,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.EndSilenceRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.Silence.SerializeToString,
+            ),
+            'ListSilences': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSilences,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListSilencesRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListSilencesResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListAuditRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'GetIncidentTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetIncidentTimeline,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.GetIncidentTimelineRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.IncidentTimeline.SerializeToString,
             ),
             'GetFacts': grpc.unary_unary_rpc_method_handler(
                     servicer.GetFacts,
@@ -856,6 +969,195 @@ class Fleet:
             '/whitepanda.v1.Fleet/GetDataHealth',
             whitepanda_dot_v1_dot_fleet__pb2.GetDataHealthRequest.SerializeToString,
             whitepanda_dot_v1_dot_fleet__pb2.DataHealth.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcknowledgeIncident(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/AcknowledgeIncident',
+            whitepanda_dot_v1_dot_fleet__pb2.AcknowledgeIncidentRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.Incident.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddIncidentNote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/AddIncidentNote',
+            whitepanda_dot_v1_dot_fleet__pb2.AddIncidentNoteRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.IncidentNote.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSilence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/CreateSilence',
+            whitepanda_dot_v1_dot_fleet__pb2.CreateSilenceRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.Silence.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSilence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/EndSilence',
+            whitepanda_dot_v1_dot_fleet__pb2.EndSilenceRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.Silence.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSilences(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/ListSilences',
+            whitepanda_dot_v1_dot_fleet__pb2.ListSilencesRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.ListSilencesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/ListAudit',
+            whitepanda_dot_v1_dot_fleet__pb2.ListAuditRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetIncidentTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/GetIncidentTimeline',
+            whitepanda_dot_v1_dot_fleet__pb2.GetIncidentTimelineRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.IncidentTimeline.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import tempfile
+import time
 from pathlib import Path
 
 import msgspec
@@ -238,6 +239,7 @@ def test_whatever_is_accepted_can_be_reported_in_a_hello(tick_s, ticks, window_s
             return
     hello = Daemon(config, plans=())._hello()
     assert 50 <= hello.window_ms <= 3_600_000
+    assert abs(hello.agent_started_unix_ns - time.time_ns()) < 60 * 10**9
     assert agent_pb2.Hello.FromString(hello.SerializeToString()) == hello
 
 
