@@ -133,7 +133,7 @@ class SlotStore:
         at_once, tries, is_short = sys.maxsize, 0, False
         while tries < _TRIES:
             before = self.manifest(day)
-            new = self._not_yet(day, before)
+            new = self.not_yet(day, before)
             if not new:
                 return before
             some = new[:at_once]
@@ -170,13 +170,10 @@ class SlotStore:
         paths = [str(self._lake.objects.local(name)) for name in names]
         rows = connection.read_parquet(paths).select(*SLOTS.names)
         if len(names) > 1:
-            integers = {name for name in SUMS if SLOTS.field(name).type == pa.int64()}
-            sums = {name: rows[name].sum() for name in SUMS}
-            rows = rows.group_by(KEYS).aggregate(
-                **{name: each.clip(upper=MOST) if name in integers else each for name, each in sums.items()}
-            )
+            rows = rows.group_by(KEYS).aggregate(**{name: _added_up(rows, name) for name in SUMS})
         return rows.mutate(
-            usage=rows.usage_core_ns / rows.usage_time_ns.nullif(0), cpi=rows.cpi_ns / rows.cpi_time_ns.nullif(0)
+            usage=rows.cpu_usage_cores_ns / rows.cpu_usage_cores_time_ns.nullif(0),
+            cpi=rows.cpi_ns / rows.cpi_time_ns.nullif(0),
         )
 
     def machines(self, manifest: SlotManifest) -> list[str]:
@@ -227,7 +224,7 @@ class SlotStore:
         for name in sorted(names, key=lambda name: (not name.endswith(".json"), name)):
             self._lake.objects.remove(name)
 
-    def _not_yet(self, day: date, manifest: SlotManifest | None) -> list[Segment]:
+    def not_yet(self, day: date, manifest: SlotManifest | None) -> list[Segment]:
         """Return the day's segments that are not in the parts, by journal and in the order of rolls."""
         through = manifest.through if manifest is not None else {}
         new = []
@@ -344,6 +341,14 @@ class SlotStore:
 
     def _name(self, day: date, number: int) -> str:
         return f"{self.folder(day)}/{number:08d}.json"
+
+
+def _added_up(rows: ir.Table, name: str) -> ir.Value:
+    """Return how a column of several parts adds up, as `central.roll_ups.sql.added_up`."""
+    column = rows[name]
+    if name.endswith(("_min", "_max")):
+        return column.min() if name.endswith("_min") else column.max()
+    return column.sum() if SLOTS.field(name).type == pa.float64() else column.sum().clip(upper=MOST)
 
 
 def _machines(paths: Iterable[Path]) -> list[str]:
