@@ -1,16 +1,19 @@
 """The fleet API: each method of `whitepanda.v1.Fleet`, with the function that answers it."""
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from central.api import details, hosts, incidents, overview, placement, runtimes, upgrades, versions
+from central.api import details, history, hosts, incidents, overview, placement, runtimes, upgrades, versions
 from central.api.context import Context
 from central.api.limits import QUEUED
 from central.api.requests import ApiError, check
 from whitepanda.common.protocol import ERROR_FIELD
+
+_LOOK_S = 0.5  # how often it is looked whether a client is still there
 
 #: Lists are in a stable order.
 METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
@@ -31,7 +34,9 @@ METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "ListSuspectJobs": incidents.list_suspect_jobs,
     "PlanObservation": upgrades.plan,
     "PredictRuntime": runtimes.predict,
+    "QuerySeries": history.query_series,
     "RankHosts": placement.rank_hosts,
+    "TopVms": history.top_vms,
 }
 
 
@@ -41,13 +46,27 @@ class Fleet(Context):
     async def answer(self, method: str, request: Any, has_left: Callable[[], Awaitable[bool]] | None = None) -> Any:
         """Answer an authorised caller's request, when its turn comes; raises ApiError if there is no answer.
 
-        `has_left` returns whether the client left while it waited; then nothing is asked (CANCELLED).
+        `has_left` returns whether the client left; then nothing is asked, or the question is cancelled (CANCELLED).
         """
         check(request)
         async with self.turns.turn(has_queue=method in QUEUED):
             if has_left is not None and await has_left():
                 raise ApiError(grpc.StatusCode.CANCELLED, "the client left")
-            return await METHODS[method](self, request)
+            return await _unless_left(METHODS[method](self, request), has_left if method in QUEUED else None)
+
+
+async def _unless_left(answer: Coroutine[Any, Any, Any], has_left: Callable[[], Awaitable[bool]] | None) -> Any:
+    """Return the answer; it is cancelled, and CANCELLED raised, if the client leaves meanwhile. gRPC cancels by itself."""
+    if has_left is None:
+        return await answer
+    asked = asyncio.ensure_future(answer)
+    try:
+        while not (await asyncio.wait({asked}, timeout=_LOOK_S))[0]:
+            if await has_left():
+                raise ApiError(grpc.StatusCode.CANCELLED, "the client left")
+        return asked.result()
+    finally:
+        asked.cancel()
 
 
 @dataclass

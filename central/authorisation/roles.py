@@ -22,7 +22,8 @@ class Role(enum.Enum):
 _FLEET = (
     "CompareSides", "GetDataHealth", "GetFleetStatus", "GetHostTimeline", "GetIncident", "GetJob", "GetOverview",
     "GetVmHistory", "ListCoefficients", "ListEvents", "ListHosts", "ListIncidents", "ListJobLoadings",
-    "ListJobStatistics", "ListSuspectJobs", "PlanObservation", "PredictRuntime", "RankHosts",
+    "ListJobStatistics", "ListSuspectJobs", "PlanObservation", "PredictRuntime", "QuerySeries",
+    "RankHosts", "TopVms",
 )  # fmt: skip
 ROLES: Mapping[str, Role] = {
     "/grpc.health.v1.Health/Check": Role.ANYONE,

@@ -111,16 +111,16 @@ def write_part(
     by_origin: dict[str, list[str]] = defaultdict(list)
     for segment in new:  # one scan for as many as possible: each has its own buffers
         segment.check_schema()
-        by_origin[segment.origin].append(_text(segment.path))
-    kept = f" WHERE machine NOT IN ({', '.join(map(_text, without))})" if without else ""
+        by_origin[segment.origin].append(quoted(segment.path))
+    kept = f" WHERE machine NOT IN ({', '.join(map(quoted, without))})" if without else ""
     rows = " UNION ALL ".join(
-        f"SELECT {_text(origin)} AS origin, {columns} FROM read_parquet([{', '.join(paths)}]){kept}"
+        f"SELECT {quoted(origin)} AS origin, {columns} FROM read_parquet([{', '.join(paths)}]){kept}"
         for origin, paths in by_origin.items()
     )
     connection.execute(f"CREATE OR REPLACE TEMP VIEW new_rows AS {rows}")
     known = "SELECT '' AS host, '' AS spool_id, 0::UBIGINT AS first, 0::UBIGINT AS last WHERE false"
     if old_batches:
-        paths = ", ".join(_text(lake.objects.local(name)) for name in old_batches)
+        paths = ", ".join(quoted(lake.objects.local(name)) for name in old_batches)
         known = f"SELECT host, spool_id, first, last FROM read_parquet([{paths}])"
     connection.execute(f"CREATE OR REPLACE TEMP VIEW known AS {known}")
     connection.execute(SQL_TAKEN)
@@ -128,7 +128,7 @@ def write_part(
     rows = f"SELECT {windows_as_slots(slot_ns)}, cycles, instructions FROM rows_once WHERE duration_ns > 0"
     older = ""
     if merged:
-        paths = ", ".join(_text(lake.objects.local(name)) for name in merged)
+        paths = ", ".join(quoted(lake.objects.local(name)) for name in merged)
         older = f"read_parquet([{paths}])"
         rows = f"{rows} UNION ALL BY NAME SELECT * FROM {older}"
     sums = ", ".join(f"{added_up(name)} AS {name}" for name in SUMS)
@@ -141,7 +141,7 @@ def write_part(
             )
             for batch in connection.execute(query).to_arrow_reader(GROUP_ROWS):
                 writer.write_batch(batch.cast(SLOTS), GROUP_ROWS)
-    batches_file = _text(files[1])
+    batches_file = quoted(files[1])
     ranges = _ranges(is_with_known=bool(merged))
     connection.execute(f"COPY ({ranges}) TO {batches_file} (FORMAT parquet, COMPRESSION zstd)")
     counted, total = connection.execute(
@@ -160,10 +160,10 @@ def _chunks(connection: duckdb.DuckDBPyConnection, older: str, slot_ns: int) -> 
     since, slots = "", 0.0
     for machine, more in connection.execute(query).fetchall():
         if slots and slots + more > _CHUNK_ROWS:
-            yield f"machine >= {_text(since)} AND machine < {_text(machine)}"
+            yield f"machine >= {quoted(since)} AND machine < {quoted(machine)}"
             since, slots = machine, 0.0
         slots += more
-    yield f"machine >= {_text(since)}"
+    yield f"machine >= {quoted(since)}"
 
 
 def _whole(total: str) -> str:
@@ -181,6 +181,6 @@ def _ranges(*, is_with_known: bool) -> str:
     return f"{runs} UNION ALL SELECT host, spool_id, first, last FROM known" if is_with_known else runs
 
 
-def _text(value: Path | str) -> str:
-    """Quote for SQL."""
+def quoted(value: Path | str) -> str:
+    """Quote a text or a path for SQL."""
     return "'" + str(value).replace("'", "''") + "'"

@@ -109,7 +109,7 @@ class SlotStore:
         found: dict[date, SlotManifest] = {}
         for day, name in sorted(newest.items()):
             try:
-                found[day] = self._read(name)
+                found[day] = self.read_manifest(name)
             except DamagedError as error:
                 if damaged is None:
                     raise
@@ -118,8 +118,13 @@ class SlotStore:
 
     def manifest(self, day: date) -> SlotManifest | None:
         """Return the newest manifest of a day, or None."""
+        name = self.newest(day)
+        return self.read_manifest(name) if name is not None else None
+
+    def newest(self, day: date) -> str | None:
+        """Return the name of a day's newest manifest, or None. A manifest of a name never changes."""
         names = [entry.name for entry in self._lake.objects.entries(self.folder(day)) if entry.name.endswith(".json")]
-        return self._read(max(names)) if names else None
+        return max(names, default=None)
 
     def roll_up(self, day: date, connection: duckdb.DuckDBPyConnection) -> SlotManifest | None:
         """Roll up what is new of a day and return its newest manifest; None for a day without samples.
@@ -225,7 +230,10 @@ class SlotStore:
             self._lake.objects.remove(name)
 
     def not_yet(self, day: date, manifest: SlotManifest | None) -> list[Segment]:
-        """Return the day's segments that are not in the parts, by journal and in the order of rolls."""
+        """Return the day's segments that are not in the parts of a manifest, by journal and in the order of rolls.
+
+        LakeError: a compacted segment is in them in part.
+        """
         through = manifest.through if manifest is not None else {}
         new = []
         for segment in self._lake.segments(day):
@@ -322,7 +330,8 @@ class SlotStore:
                 self._log.warning("rows of machines cannot be rolled up and are left out", machines=new_ones, error=why)
             return (*write(left_out), left_out)
 
-    def _read(self, name: str) -> SlotManifest:
+    def read_manifest(self, name: str) -> SlotManifest:
+        """Return the manifest of a name. DamagedError: it is not what was written; LakeError: of another version."""
         data = read_manifest(self._lake.objects, name, self._remedy(name))
         try:
             schema = msgspec.json.decode(data, type=_SchemaOnly).schema
