@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from central.lake.duckdb_connection import answering, hurried
-from central.lake.errors import LakeError, SlowError
+from central.lake.errors import LakeError
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import Lake
 from whitepanda.v1 import fleet_pb2

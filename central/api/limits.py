@@ -27,7 +27,18 @@ MAX_LOADING = 1000  # characters
 MAX_TOKEN = 12_000  # characters; a token has the names that its request filters by
 
 #: Methods whose questions have a queue of their own (`central.api.admission.Worker`), which may be full.
-QUEUED = frozenset({"CompareSides", "GetHostTimeline", "GetJob", "GetVmHistory", "PlanObservation", "PredictRuntime", "QuerySeries", "TopVms"})
+QUEUED = frozenset(
+    {
+        "CompareSides",
+        "GetHostTimeline",
+        "GetJob",
+        "GetVmHistory",
+        "PlanObservation",
+        "PredictRuntime",
+        "QuerySeries",
+        "TopVms",
+    }
+)
 
 #: No control characters or line ends, which no accepted name has.
 TEXT_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]*$"
@@ -49,8 +60,16 @@ _MOST_OF: dict[tuple[str, str], int] = {
     ("CompareSidesRequest", "top"): MAX_COUNT,
     ("QuerySeriesRequest", "points"): MAX_HISTORY_POINTS,
 }
-_ITEMS = {"current_hosts": MAX_HOSTS, "new_hosts": MAX_HOSTS, "beside": MAX_BESIDE, "epsilons": MAX_EPSILONS,
-    "metrics": MAX_METRICS, "vms": MAX_SCOPE, "hosts": MAX_SCOPE, "jobs": MAX_SCOPE, "projects": MAX_SCOPE,
+_ITEMS = {
+    "current_hosts": MAX_HOSTS,
+    "new_hosts": MAX_HOSTS,
+    "beside": MAX_BESIDE,
+    "epsilons": MAX_EPSILONS,
+    "metrics": MAX_METRICS,
+    "vms": MAX_SCOPE,
+    "hosts": MAX_SCOPE,
+    "jobs": MAX_SCOPE,
+    "projects": MAX_SCOPE,
 }
 _LENGTHS = {_TOKEN: MAX_TOKEN, "loading": MAX_LOADING}
 

@@ -51,9 +51,7 @@ class HistoryFiles:
         for day in _days(since, until):
             manifest = self._manifest(day) if with_slots else None
             segments = [
-                each
-                for each in self._store.not_yet(day, manifest)
-                if self._times.row_groups(each, since, until)
+                each for each in self._store.not_yet(day, manifest) if self._times.row_groups(each, since, until)
             ]
             for each in segments:
                 by_origin[each.origin].append(str(each.path))
