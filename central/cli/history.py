@@ -135,12 +135,10 @@ def _put(
     if parquet is not None:
         write_table(parquet, table)
     elif csv:
-        text = (
-            table.set_column(0, "start", pc.strftime(table.column(0), "%Y-%m-%dT%H:%M:%SZ"))
-            if "start" in table.column_names
-            else table
-        )
-        write_csv(text, sys.stdout.buffer)
+        if "start" in table.column_names:
+            seconds = table.column("start").cast(pa.timestamp("s", "UTC"))
+            table = table.set_column(0, "start", pc.strftime(seconds, "%Y-%m-%dT%H:%M:%SZ"))
+        write_csv(table, sys.stdout.buffer)
     else:
         report(value, shown, json=json)
 
