@@ -101,12 +101,12 @@ def write_part(
     lake: Lake,
     new: list[Segment],
     old_batches: list[str],
-    merged: list[str],
+    merged: list[tuple[str, str]],
     slot_ns: int,
     files: tuple[Path, Path],
     without: Sequence[str] = (),
 ) -> tuple[int, int]:
-    """Write the slots and batches of new segments, with the slots of `merged` files. Returns windows and duplicates.
+    """Write the slots and batches of new segments, with those of `merged` parts. Returns windows and duplicates.
 
     Rows of the machines in `without` are left out. If journals share a batch, or an older part has it (`old_batches`),
     it counts once (`central.lake.replica_copies`); rows of one batch and day are in one segment.
@@ -135,7 +135,7 @@ def write_part(
     rows = f"SELECT {windows_as_slots(slot_ns)}, cycles, instructions FROM rows_once WHERE duration_ns > 0"
     older = ""
     if merged:
-        paths = ", ".join(quoted(lake.objects.local(name)) for name in merged)
+        paths = ", ".join(quoted(lake.objects.local(name)) for name, _ in merged)
         older = f"read_parquet([{paths}])"
         rows = f"{rows} UNION ALL BY NAME SELECT * FROM {older}"
     sums = ", ".join(f"{added_up(name)} AS {name}" for name in SUMS)
@@ -147,7 +147,7 @@ def write_part(
             for batch in connection.execute(query).to_arrow_reader(GROUP_ROWS):
                 writer.write_batch(batch.cast(SLOTS), GROUP_ROWS)
     batches_file = quoted(files[1])
-    ranges = _ranges(is_with_known=bool(merged))
+    ranges = _ranges([quoted(lake.objects.local(name)) for _, name in merged])
     connection.execute(f"COPY ({ranges}) TO {batches_file} (FORMAT parquet, COMPRESSION zstd)")
     counted, total = connection.execute(
         "SELECT (SELECT count(*) FROM rows_once), (SELECT count(*) FROM new_rows)"
@@ -176,14 +176,16 @@ def _whole(total: str) -> str:
     return f"(CASE WHEN {total} > {MOST} THEN {MOST} ELSE {total} END)::BIGINT"
 
 
-def _ranges(*, is_with_known: bool) -> str:
-    """Return the query of the batches taken, as ranges of sequence numbers without a gap."""
+def _ranges(merged: list[str]) -> str:
+    """Return the query of the batches taken, as ranges without a gap, and of those in merged files."""
     runs = (
         "SELECT host, spool_id, min(sequence) AS first, max(sequence) AS last FROM (SELECT host, spool_id, sequence, "
         "sequence::HUGEINT - row_number() OVER (PARTITION BY host, spool_id ORDER BY sequence) AS run FROM taken) "
         "GROUP BY host, spool_id, run"
     )
-    return f"{runs} UNION ALL SELECT host, spool_id, first, last FROM known" if is_with_known else runs
+    if not merged:
+        return runs
+    return f"{runs} UNION ALL SELECT host, spool_id, first, last FROM read_parquet([{', '.join(merged)}])"
 
 
 def quoted(value: Path | str) -> str:

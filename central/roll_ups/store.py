@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 SLOT_SCHEMA_VERSION = 1
 
 _MAX_PARTS = 16  # of a day; one more, and they become one
+_GROWTH = 2  # a part with fewer rows than this many times all later ones is merged with them
 _TRIES = 5  # when another builder rolls up the same day
 
 
@@ -259,15 +260,15 @@ class SlotStore:
         number, old = (before.number + 1, before.parts) if before else (1, ())
         stem = f"{self.folder(day)}/{number:08d}-{secrets.token_hex(4)}"
         slots, batches = f"{stem}-slots.parquet", f"{stem}-batches.parquet"
-        merged = old if not is_short and len(old) >= _MAX_PARTS else ()
+        merged = () if is_short else _small_parts(old, before, new)
         for segment in new:
             with segment.path.open("rb") as file:
                 segment.check(file)
         for part in old:
-            self.check(part, slots=bool(merged))
+            self.check(part, slots=part in merged)
         with ManifestCommit(self._lake.objects, self._name(day, number)) as commit:
             files = commit.draft(slots), commit.draft(batches)
-            older = [part.batches for part in old], [part.slots for part in merged]
+            older = [part.batches for part in old], merged
             counted, duplicates, left_out = self._written(
                 connection, new, older, files, may_leave_out_for_memory=is_short and len(new) == 1
             )
@@ -288,7 +289,7 @@ class SlotStore:
                 number=number,
                 slot_s=self._slot_ns / 1e9,
                 through=through,
-                parts=(part,) if merged else (*old, part),
+                parts=(*old[: len(old) - len(merged)], part),
                 segments=(before.segments if before else 0) + len(new),
                 samples=(before.samples if before else 0) + counted,
                 duplicates=(before.duplicates if before else 0) + duplicates,
@@ -308,7 +309,7 @@ class SlotStore:
         self,
         connection: duckdb.DuckDBPyConnection,
         new: list[Segment],
-        before: tuple[list[str], list[str]],
+        before: tuple[list[str], Sequence[SlotPart]],
         files: tuple[Path, Path],
         *,
         may_leave_out_for_memory: bool,
@@ -316,7 +317,9 @@ class SlotStore:
         """Write a part. Returns windows, duplicates, and the machines whose rows make it fail and are left out."""
 
         def write(without: Sequence[str] = ()) -> tuple[int, int]:
-            return write_part(connection, self._lake, new, *before, self._slot_ns, files, without)
+            batches, merged = before
+            names = [(part.slots, part.batches) for part in merged]
+            return write_part(connection, self._lake, new, batches, names, self._slot_ns, files, without)
 
         try:
             return (*write(), [])
@@ -350,6 +353,18 @@ class SlotStore:
 
     def _name(self, day: date, number: int) -> str:
         return f"{self.folder(day)}/{number:08d}.json"
+
+
+def _small_parts(parts: tuple[SlotPart, ...], before: SlotManifest | None, new: list[Segment]) -> tuple[SlotPart, ...]:
+    """Return the last parts, to be merged with new segments: a day has few parts, and few rows are written often."""
+    if before is None or not before.samples:
+        return ()
+    later = sum(segment.rows for segment in new) * sum(part.slot_rows for part in parts) / before.samples
+    first = len(parts)
+    while first and (parts[first - 1].slot_rows < _GROWTH * later or len(parts) >= _MAX_PARTS):
+        first -= 1
+        later += parts[first].slot_rows
+    return parts[first:]
 
 
 def _added_up(rows: ir.Table, name: str) -> ir.Value:

@@ -151,10 +151,10 @@ def test_sums_of_a_slot_by_hand(tmp_path, connection) -> None:
 
 
 def test_sums_beyond_63_bits_are_the_largest_number_and_cost_no_other_vm(tmp_path, connection, monkeypatch) -> None:
-    monkeypatch.setattr(slots, "_MAX_PARTS", 2)
     most, lake = 2**63 - 1, Lake(tmp_path)
     row = dict(batch(1, 1)[0], start_unix_ns=DAY_NS, cpi=None, cpu_usage_cores=0.5, cycles=7, duration_ns=10**10)
     for number in range(1, 4):
+        monkeypatch.setattr(slots, "_GROWTH", 1000 if number == 3 else 0)
         absurd = row | {"vm": "bad", "sequence": 2 * number, "cycles": most, "instructions": most, "duration_ns": most}
         rows = [row | {"sequence": 2 * number + 1}, absurd, absurd]
         segment = segment_stem("central-0", "0badcafe", number)
@@ -170,15 +170,30 @@ def test_sums_beyond_63_bits_are_the_largest_number_and_cost_no_other_vm(tmp_pat
 
 
 def test_many_parts_become_one(tmp_path, connection, monkeypatch) -> None:
-    monkeypatch.setattr(slots, "_MAX_PARTS", 3)
     lake, store = Lake(tmp_path), SlotStore(Lake(tmp_path), SLOT_NS)
     for number in range(1, 6):
+        monkeypatch.setattr(slots, "_GROWTH", 1000 if number == 4 else 0)
         write(lake, number % 2, number, [number, 20])
         manifest = store.roll_up(DAY, connection)
         assert len(manifest.parts) == [1, 2, 3, 1, 2][number - 1]
     assert manifest.samples == 6 * 3
     assert store.remove_unused(0) == 4 + 3 * 2  # manifests before the last; parts that were merged
     assert store.roll_up(DAY, connection) == manifest
+    assert_same(found(lake), expected_once(tmp_path))
+
+
+def test_parts_grow_so_that_a_day_has_few(tmp_path, connection) -> None:
+    lake, store = Lake(tmp_path), SlotStore(Lake(tmp_path), SLOT_NS)
+    parts = []
+    for number in range(1, 41):
+        rows = [dict(row, vm=f"vm-{number}", duration_ns=10**10) for row in batch(number)]
+        lake.write_segment(pa.Table.from_pylist(rows, SAMPLES), segment_stem(ORIGINS[0], "0badcafe", number))
+        manifest = store.roll_up(DAY, connection)
+        parts.append(len(manifest.parts))
+    assert max(parts) <= 6
+    sizes = [part.slot_rows for part in manifest.parts]
+    assert sizes == sorted(sizes, reverse=True)
+    assert manifest.samples == 40 * 3
     assert_same(found(lake), expected_once(tmp_path))
 
 
