@@ -173,7 +173,7 @@ def _chunks(connection: duckdb.DuckDBPyConnection, older: str, slot_ns: int) -> 
 
 def _whole(total: str) -> str:
     """Return a sum of whole numbers as BIGINT, at most 2^63-1: DuckDB adds them up in 128 bits."""
-    return f"(CASE WHEN {total} > {MOST} THEN {MOST} ELSE {total} END)::BIGINT"
+    return f"CASE WHEN {total} >= {MOST} THEN {MOST}::BIGINT ELSE ({total})::BIGINT END"
 
 
 def _ranges(merged: list[str]) -> str:
