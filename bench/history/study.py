@@ -2,8 +2,8 @@
 
     python -m bench.history.study [--hosts 1000] [--vms 30] [--days 2] [--window-s 10] [--folder build/history-lake]
 
-It builds a lake once, in the folder, as central would: an hour's windows are a segment each, rolled up to slots every
-hour; the last hour's lie in segments of a minute that are not rolled up yet. A day has the same layout however many
+It builds a lake once, in the folder, as central would: windows are rolled up to slots; the last hour's lie in segments
+of a minute, and of these the last 10 minutes' are not rolled up yet. A day has the same layout however many
 days there are; 7 days of 1,000 hosts with 30 VMs take about 160 GB, 2 days 45 GB. A lake of the same options is used
 again. Then each question is asked --times times with other names, through the code that answers the fleet API:
 cold (a new database that knows no file's footer) and warm. What the bars ask for is 1,000 hosts of 30 VMs.
@@ -21,7 +21,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -43,6 +46,8 @@ _BATCH_S = 60  # windows of a host that come together
 _PIECE_ROWS = 50_000  # as central's rolls
 _COLD = 20  # questions
 _NAIVE = 3
+_UNROLLED_NS = 600 * S_NS  # at most two `build.roll_up_interval_s`
+Ask = Callable[[FleetHistory, str], object]
 _BARS_S = {"vm": 0.150, "host": 0.300, "top": 1.0}
 
 
@@ -80,8 +85,8 @@ class Fleet:
         if waiting:
             yield pa.concat_tables(waiting)
 
-    def _windows(self, times: np.ndarray, first: int, last: int) -> pa.Table:
-        vm = np.arange(first * self.per_host, last * self.per_host, dtype=np.int32).reshape(last - first, 1, -1)
+    def _windows(self, times: Any, first: int, last: int) -> pa.Table:
+        vm: Any = np.arange(first * self.per_host, last * self.per_host, dtype=np.int32).reshape(last - first, 1, -1)
         shape = (last - first, len(times), self.per_host)
         vm = np.broadcast_to(vm, shape).ravel()
         host = self._host_of[vm]
@@ -104,28 +109,22 @@ class Fleet:
 
 
 def build(lake: Lake, fleet: Fleet, since: int, until: int) -> None:
-    """Write the lake: an hour a segment, rolled up each hour; the last hour in segments of a minute."""
+    """Write the lake: an hour a segment, rolled up each hour; of the last one a minute a segment, as live."""
     store, took = SlotStore(lake, SLOT_NS), {"windows": 0.0, "slots": 0.0}
     spill = Path(lake.name) / "spill"
-    number = itertools.count(1)
-    for hour in range(since, until, HOUR_NS):
-        is_last = hour + HOUR_NS >= until
-        step = 60 * S_NS if is_last else HOUR_NS
+    last_hour = until - HOUR_NS
+    begins = [*range(since, last_hour, HOUR_NS), *range(last_hour, until, 60 * S_NS)]
+    for number, (begin, end) in enumerate(pairwise([*begins, until]), 1):
         began = time.perf_counter()
-        for begin in range(hour, hour + HOUR_NS, step):
-            end = begin + step
-            lake.write_pieces(
-                lambda begin=begin, end=end: fleet.pieces(begin, end),
-                segment_stem("central-0", "0badcafe", next(number)),
-            )  # type: ignore[misc]
+        lake.write_pieces(partial(fleet.pieces, begin, end), segment_stem("central-0", "0badcafe", number))
         took["windows"] += time.perf_counter() - began
-        if not is_last:
+        if begin < last_hour or (end % SLOT_NS == 0 and end <= until - _UNROLLED_NS):
             began = time.perf_counter()
             with bounded(memory_limit_mib=2048, threads=2, spill_dir=spill) as connection:
-                store.roll_up(day_of(hour), connection)
+                store.roll_up(day_of(begin), connection)
             took["slots"] += time.perf_counter() - began
-        done = (hour + HOUR_NS - since) // HOUR_NS
-        print(f"\r{done} of {(until - since) // HOUR_NS} hours", end="", flush=True)
+        print(f"\r{number} of {len(begins)} segments", end="", flush=True)
+    store.remove_unused(0)
     shutil.rmtree(spill, ignore_errors=True)
     print(f"\rbuilt: windows {took['windows']:.0f} s, slots {took['slots']:.0f} s", flush=True)
 
@@ -195,24 +194,26 @@ def main() -> None:
         ("top", top, list(itertools.islice(itertools.cycle(METRICS), options.times))),
     )
     history = FleetHistory(lake, times, SLOT_NS)
+
+    def cold(ask: Ask, name: str) -> object:
+        new = FleetHistory(lake, SegmentTimes(lake), SLOT_NS)
+        try:
+            return ask(new, name)
+        finally:
+            new.close()
+
     for kind, ask, names in asks:
-        measured(
-            f"{kind}, cold",
-            [lambda n=n, a=ask: a(FleetHistory(lake, times, SLOT_NS), n) for n in names[:_COLD]],
-            _BARS_S[kind],
-        )  # type: ignore[misc]
+        measured(f"{kind}, cold", [partial(cold, ask, name) for name in names[:_COLD]], _BARS_S[kind])
         ask(history, names[0])
-        warm = measured(f"{kind}, warm", [lambda n=n, a=ask: a(history, n) for n in names], _BARS_S[kind])  # type: ignore[misc]
-        naive = measured(
-            f"{kind}, plain SQL over all windows",
-            [lambda n=n, k=kind: plain(options.folder, k, n, metrics, until) for n in names[:_NAIVE]],
-            _BARS_S[kind],
-        )  # type: ignore[misc]
-        print(f"{kind}: {naive / warm:.0f} times as fast as plain SQL")
+        warm = measured(f"{kind}, warm", [partial(ask, history, name) for name in names], _BARS_S[kind])
+        naive = [partial(plain, options.folder, kind, name, metrics, until) for name in names[:_NAIVE]]
+        print(
+            f"{kind}: {measured(f'{kind}, plain SQL over all windows', naive, _BARS_S[kind]) / warm:.0f} times as fast"
+        )
     end = time.monotonic() + options.loop_s
     while time.monotonic() < end:
         for kind, ask, names in asks:
-            measured(f"{kind}, again", [lambda n=n, a=ask: a(history, n) for n in names[:20]], _BARS_S[kind])  # type: ignore[misc]
+            measured(f"{kind}, again", [partial(ask, history, name) for name in names[:20]], _BARS_S[kind])
 
 
 def plain(folder: Path, kind: str, name: str, metrics: tuple[str, ...], until: int) -> object:

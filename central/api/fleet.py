@@ -1,7 +1,7 @@
 """The fleet API: each method of `whitepanda.v1.Fleet`, with the function that answers it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class Fleet(Context):
             return await _unless_left(METHODS[method](self, request), has_left if method in QUEUED else None)
 
 
-async def _unless_left(answer: Coroutine[Any, Any, Any], has_left: Callable[[], Awaitable[bool]] | None) -> Any:
+async def _unless_left(answer: Awaitable[Any], has_left: Callable[[], Awaitable[bool]] | None) -> Any:
     """Return the answer; CANCELLED if the client leaves meanwhile. gRPC cancels by itself."""
     if has_left is None:
         return await answer

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,11 @@ from central.api.requests import read_page, read_top, unknown, wrong, wrong_fiel
 from central.history.queries import METRICS, Scope
 from central.history.reader import VmLines
 from central.history.steps import Steps
+from central.journal import metric_reasons
+from central.validation.metric_reasons import ReasonRow
 from whitepanda.common.texts import several_named
-from whitepanda.common.window_columns import WINDOW_COLUMNS
-from whitepanda.v1 import fleet_pb2
+from whitepanda.common.window_columns import BY_NUMBER, WINDOW_COLUMNS
+from whitepanda.v1 import agent_pb2, fleet_pb2
 
 _POINTS = 300
 _LEAST_POINTS = 2
@@ -59,12 +61,15 @@ async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) 
     if request.vms and not found.vms and not after:
         raise unknown(f"no window of {', '.join(request.vms[:5])} in this time and scope", "vms")
     names = context.registry.vm_names
+    absent = [lines.vm for lines in found.vms if any(map(len, _absent_steps(lines).values()))]
+    reasons = await asyncio.to_thread(metric_reasons.read, context.journal.path, absent) if absent else []
+    by_metric = {(row.host, row.vm, BY_NUMBER[row.metric].name): row for row in reasons if row.metric in BY_NUMBER}
     return fleet_pb2.QuerySeriesResponse(
         since_unix_ns=found.steps.since,
         until_unix_ns=found.steps.until,
         step_ns=found.steps.length_ns,
         slot_ns=context.fleet_history.slot_ns if found.steps.is_from_slots else 0,
-        vms=[_message(lines, found.steps, metrics, names.get(lines.vm, lines.last_host)) for lines in found.vms],
+        vms=[_message(lines, found.steps, by_metric, names.get(lines.vm, lines.last_host)) for lines in found.vms],
         next_page_token=page.token(found.vms[-1].vm) if found.has_more else "",
     )
 
@@ -151,13 +156,24 @@ def _filters(request: Any) -> str:
     return repr(([sorted(getattr(request, name)) for name in names], times))
 
 
-def _message(lines: VmLines, steps: Steps, metrics: Sequence[str], name: str) -> fleet_pb2.VmSeries:
+def _absent_steps(lines: VmLines) -> dict[str, list[int]]:
+    """Return by metric the steps that have windows, but no value."""
+    return {
+        metric: np.flatnonzero((lines.windows > 0) & (values["count"] == 0)).tolist()
+        for metric, values in lines.values.items()
+    }
+
+
+def _message(
+    lines: VmLines, steps: Steps, why: Mapping[tuple[str, str, str], ReasonRow], name: str
+) -> fleet_pb2.VmSeries:
+    """Return a VM's series; `why` has the present reasons of metrics by host, VM and metric."""
     found = fleet_pb2.VmSeries(vm=lines.vm, name=name, job=lines.job)
     for first, last, host in _runs(lines.hosts):
         if host:
             found.places.add(host=host, since_unix_ns=_at(steps, first), until_unix_ns=_at(steps, last))
-    for metric in metrics:
-        values = lines.values[metric]
+    absent = _absent_steps(lines)
+    for metric, values in lines.values.items():
         series = found.metrics.add(
             metric=metric,
             unit=_UNITS[metric],
@@ -166,7 +182,11 @@ def _message(lines: VmLines, steps: Steps, metrics: Sequence[str], name: str) ->
             max=values["max"],
             count=values["count"].astype(np.int64),
         )
-        reasons = np.where(values["count"] > 0, "", np.where(lines.windows > 0, UNKNOWN, NO_WINDOWS)).tolist()
+        reasons = np.where(lines.windows > 0, "", NO_WINDOWS).tolist()
+        for step in absent[metric]:
+            row = why.get((lines.hosts[step], lines.vm, metric))
+            holds = row is not None and row.reason and row.since_unix_ns < _at(steps, step + 1)
+            reasons[step] = agent_pb2.Reason.Name(row.reason).removeprefix("REASON_").lower() if holds else UNKNOWN
         for first, last, reason in _runs(reasons):
             if reason:
                 series.absences.add(since_unix_ns=_at(steps, first), until_unix_ns=_at(steps, last), reason=reason)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -70,7 +70,7 @@ class Leaders:
     """The VMs with the greatest values, as rows of vm, host, job, mean, min, max and count."""
 
     steps: Steps
-    vms: list[dict[str, str | float]]
+    vms: list[dict[str, Any]]
 
 
 class FleetHistory:

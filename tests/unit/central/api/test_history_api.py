@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sqlite3
 from datetime import UTC, datetime
 
 import grpc
@@ -20,12 +21,15 @@ from central.config import BuildSection
 from central.history import queries
 from central.incidents.store import IncidentStore
 from central.ingest.sessions import StreamRegistry
+from central.journal import metric_reasons
 from central.journal.writer import Journal
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, segment_stem
+from central.validation.metric_reasons import ReasonRow
 from central.web.server import make_app
 from whitepanda.common.errors import InputError
-from whitepanda.v1 import fleet_pb2
+from whitepanda.common.window_columns import WINDOW_COLUMNS
+from whitepanda.v1 import agent_pb2, fleet_pb2
 
 S = 10**9
 DAY = 20_000 * DAY_NS
@@ -89,6 +93,18 @@ async def test_a_vms_series_has_its_places_and_why_values_are_absent(fleet) -> N
         ((each.since_unix_ns - DAY) // S, (each.until_unix_ns - DAY) // S, each.reason) for each in series.absences
     ]
     assert absences == [(600, 900, "no_windows"), (900, 960, "unknown"), (1020, 1800, "no_windows")]
+
+
+async def test_the_hosts_reason_is_given_from_when_it_held(fleet) -> None:
+    number = next(column.number for column in WINDOW_COLUMNS if column.name == "llc_mpki")
+    row = ReasonRow("h1", "vm-0", number, agent_pb2.REASON_NO_PMU, DAY + 301 * S)
+    with sqlite3.connect(fleet.journal.path) as journal:
+        metric_reasons.write(journal, [row])
+    journal.close()
+    found = await fleet.answer("QuerySeries", query(metrics=["llc_mpki"], vms=["vm-0"], points=6))
+    [series] = found.vms[0].metrics
+    assert [each.reason for each in series.absences] == ["unknown", "no_pmu", "no_windows", "unknown", "no_windows"]
+    assert series.absences[1].since_unix_ns == DAY + 300 * S  # the step in which it began
 
 
 async def test_pages_of_a_host_have_each_vm_once_and_at_most_ten_thousand_points(fleet) -> None:
