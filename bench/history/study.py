@@ -19,7 +19,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -129,7 +129,7 @@ def build(lake: Lake, fleet: Fleet, since: int, until: int) -> None:
     print(f"\rbuilt: windows {took['windows']:.0f} s, slots {took['slots']:.0f} s", flush=True)
 
 
-def measured(name: str, questions: list[Callable[[], object]], bar_s: float) -> float:
+def measured(name: str, questions: Sequence[Callable[[], object]], bar_s: float) -> float:
     """Ask each once; print and return p99 in seconds."""
     times = []
     for question in questions:

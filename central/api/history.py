@@ -185,8 +185,9 @@ def _message(
         reasons = np.where(lines.windows > 0, "", NO_WINDOWS).tolist()
         for step in absent[metric]:
             row = why.get((lines.hosts[step], lines.vm, metric))
-            holds = row is not None and row.reason and row.since_unix_ns < _at(steps, step + 1)
-            reasons[step] = agent_pb2.Reason.Name(row.reason).removeprefix("REASON_").lower() if holds else UNKNOWN
+            reasons[step] = UNKNOWN
+            if row is not None and row.reason and row.since_unix_ns < _at(steps, step + 1):
+                reasons[step] = agent_pb2.Reason.Name(row.reason).removeprefix("REASON_").lower()
         for first, last, reason in _runs(reasons):
             if reason:
                 series.absences.add(since_unix_ns=_at(steps, first), until_unix_ns=_at(steps, last), reason=reason)
