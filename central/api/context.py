@@ -19,6 +19,7 @@ from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import BuiltVersion
 from central.config import PlacementSection, RuntimeSection
+from central.facts.store import FactStore
 from central.history.reader import FleetHistory
 from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
 from central.ingest.sessions import StreamRegistry
@@ -157,6 +158,7 @@ class Context:
         self.clock_unix_ns = clock_unix_ns
         self.started_unix_ns = clock_unix_ns()
         self.turns = Turns(_AT_ONCE)
+        self.facts = FactStore(incidents)
         self.history = IncidentHistory(incidents, gap_ns, clock_unix_ns)
         self.open_incidents = SharedAnswer(self.history.count_open, _REST)
         self.coefficients = CoefficientHistory(builder.versions)

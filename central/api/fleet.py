@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from central.api import details, history, hosts, incidents, overview, placement, runtimes, upgrades, versions
+from central.api import details, facts, history, hosts, incidents, overview, placement, runtimes, upgrades, versions
 from central.api.context import Context
 from central.api.limits import QUEUED
 from central.api.requests import ApiError, check
@@ -19,6 +19,7 @@ _LOOK_S = 0.5  # how often it is looked whether a client is still there
 METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "CompareSides": upgrades.compare,
     "GetDataHealth": overview.get_data_health,
+    "GetFacts": facts.get_facts,
     "GetFleetStatus": overview.get_status,
     "GetHostTimeline": details.get_host_timeline,
     "GetIncident": incidents.get_incident,
@@ -27,6 +28,7 @@ METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "GetVmHistory": incidents.get_vm_history,
     "ListCoefficients": versions.list_coefficients,
     "ListEvents": incidents.list_events,
+    "ListFacts": facts.list_facts,
     "ListHosts": hosts.list_hosts,
     "ListIncidents": incidents.list_incidents,
     "ListJobLoadings": placement.list_loadings,

@@ -9,10 +9,10 @@ import numpy as np
 
 from central.api.admission import Result
 from central.api.context import Context
-from central.api.limits import MAX_HISTORY_POINTS, MAX_PAGE_SIZE, MAX_TIME_UNIX_NS
+from central.api.limits import MAX_HISTORY_POINTS, MAX_PAGE_SIZE, MAX_SCOPE, MAX_TIME_UNIX_NS
 from central.api.requests import read_page, read_top, unknown, wrong, wrong_field
 from central.history.queries import METRICS, Scope
-from central.history.reader import VmLines
+from central.history.reader import Series, VmLines
 from central.history.steps import Steps
 from central.journal import metric_reasons
 from central.validation.metric_reasons import ReasonRow
@@ -29,6 +29,7 @@ _SERIES_DAYS = 400
 _TOP_DAYS = 31
 _BY = {fleet_pb2.TOP_BY_UNSPECIFIED: "mean", fleet_pb2.TOP_BY_MEAN: "mean", fleet_pb2.TOP_BY_MAX: "max"}
 _UNITS = {column.name: column.unit for column in WINDOW_COLUMNS}
+_NOBODY = Scope(vms=("",))
 _NARROWER = "ask for a shorter time, or for fewer hosts, jobs or VMs"
 NO_WINDOWS = "no_windows"
 UNKNOWN = "unknown"
@@ -48,12 +49,14 @@ async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) 
         most = f"must be at least 2, and points * metrics at most {MAX_HISTORY_POINTS:,}"
         raise wrong_field("points", f"{most} (values {points}, {len(metrics)}); ask for fewer points or metrics")
     since, until = _read_time(request, context.clock_unix_ns(), _SERIES_DAYS)
-    scope = _read_scope(request, [_found_vm(context, vm) for vm in request.vms])
+    scope = await _read_scope(context, request, since, until, [_found_vm(context, vm) for vm in request.vms])
     page = read_page(request, "series", ("",), _filters(request))
     (after,) = page.place
 
     def read(stop: threading.Event) -> Any:
         steps = context.fleet_history.steps(since, until, points)
+        if scope is None:
+            return Series(steps, [], has_more=False)
         limit = min(_vms_of_page(request.page_size, steps.count * len(metrics)), MAX_PAGE_SIZE)
         return context.fleet_history.series(scope, metrics, steps, limit=limit, after=str(after), stop=stop)
 
@@ -84,11 +87,11 @@ async def top_vms(context: Context, request: fleet_pb2.TopVmsRequest) -> fleet_p
     if by is None:
         raise wrong_field("by", f"must be mean or max (value {request.by})")
     since, until = _read_time(request, context.clock_unix_ns(), _TOP_DAYS)
-    scope = _read_scope(request, [])
+    scope = await _read_scope(context, request, since, until, [])
     found = await stoppable(
         context,
         "the VMs that lead",
-        lambda stop: context.fleet_history.top(scope, request.metric, by, since, until, top, stop),
+        lambda stop: context.fleet_history.top(scope or _NOBODY, request.metric, by, since, until, top, stop),
     )
     names = context.registry.vm_names
     return fleet_pb2.TopVmsResponse(
@@ -133,10 +136,17 @@ def _found_vm(context: Context, vm: str) -> str:
     return found[0] if found else vm
 
 
-def _read_scope(request: Any, vms: list[str]) -> Scope:
-    """Return whose windows are asked for; projects are those of the VMs' facts."""
+async def _read_scope(context: Context, request: Any, since: int, until: int, vms: list[str]) -> Scope | None:
+    """Return whose windows are asked for; projects are those of the VMs' facts. None: no VM is of the projects."""
     if request.projects:
-        raise wrong_field("projects", "are not known here: name hosts, jobs or VMs")
+        ask, store = context.history.ask, context.facts
+        found = await ask(store.vms_of, list(request.projects), since, until, MAX_SCOPE + 1)
+        if len(found) > MAX_SCOPE:
+            problem = f"have more than {MAX_SCOPE:,} VMs in this time; name fewer, or a shorter time, or their jobs"
+            raise wrong_field("projects", problem)
+        vms = [vm for vm in found if vm in set(vms)] if vms else found
+        if not vms:
+            return None
     return Scope(tuple(dict.fromkeys(vms)), tuple(request.hosts), tuple(request.jobs))
 
 

@@ -20,9 +20,9 @@ class Role(enum.Enum):
 
 
 _FLEET = (
-    "CompareSides", "GetDataHealth", "GetFleetStatus", "GetHostTimeline", "GetIncident", "GetJob", "GetOverview",
-    "GetVmHistory", "ListCoefficients", "ListEvents", "ListHosts", "ListIncidents", "ListJobLoadings",
-    "ListJobStatistics", "ListSuspectJobs", "PlanObservation", "PredictRuntime", "QuerySeries",
+    "CompareSides", "GetDataHealth", "GetFacts", "GetFleetStatus", "GetHostTimeline", "GetIncident", "GetJob",
+    "GetOverview", "GetVmHistory", "ListCoefficients", "ListEvents", "ListFacts", "ListHosts", "ListIncidents",
+    "ListJobLoadings", "ListJobStatistics", "ListSuspectJobs", "PlanObservation", "PredictRuntime", "QuerySeries",
     "RankHosts", "TopVms",
 )  # fmt: skip
 ROLES: Mapping[str, Role] = {

@@ -25,6 +25,7 @@ from central.journal import metric_reasons
 from central.journal.writer import Journal
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, segment_stem
+from central.validation.facts import FactRow
 from central.validation.metric_reasons import ReasonRow
 from central.web.server import make_app
 from whitepanda.common.errors import InputError
@@ -132,7 +133,6 @@ async def test_pages_of_a_host_have_each_vm_once_and_at_most_ten_thousand_points
         (query(vms=["a"], since_unix_ns=NOW), "until_unix_ns", "400 days"),
         (query(vms=["a"], since_unix_ns=NOW - 401 * DAY_NS), "until_unix_ns", "400 days"),
         (query(vms=["a"] * 1001), "vms", "1,000"),
-        (query(projects=["p"]), "projects", ""),
     ],
 )
 async def test_too_much_and_nonsense_are_refused_with_the_bound(fleet, request_, field, said) -> None:
@@ -166,6 +166,24 @@ async def test_leaders_of_the_fleet_and_of_a_job(fleet) -> None:
         assert (await refused(fleet, "TopVms", request))[:2] == ("INVALID_ARGUMENT", field)
     request = fleet_pb2.TopVmsRequest(metric="cpi", since_unix_ns=NOW - 32 * DAY_NS)
     assert (await refused(fleet, "TopVms", request))[1] == "until_unix_ns"
+
+
+async def test_a_projects_vms_are_those_that_were_of_it_in_the_time(fleet) -> None:
+    def facts(vm: str, at: int, project: str, **more: object) -> FactRow:
+        said = agent_pb2.VmFacts(vm=vm, unix_ns=at, project=project, **more)
+        return FactRow("h1", vm, at, said.SerializeToString())
+
+    fleet.facts.take([facts("vm-0", DAY - 100 * S, "Blue"), facts("vm-1", DAY - 100 * S, "blue")])
+    fleet.facts.take([facts("vm-1", DAY - 50 * S, "red"), facts("vm-2", NOW, "blue")])
+    wanted = query(projects=["blue"], points=30)
+    assert [vm.vm for vm in (await fleet.answer("QuerySeries", wanted)).vms] == ["vm-0"]
+    wanted.projects.append("red")
+    assert [vm.vm for vm in (await fleet.answer("QuerySeries", wanted)).vms] == ["vm-0", "vm-1"]
+    assert not (await fleet.answer("QuerySeries", query(projects=["green"]))).vms
+    leaders = fleet_pb2.TopVmsRequest(metric="cpi", since_unix_ns=DAY, until_unix_ns=NOW, projects=["red"])
+    assert [vm.vm for vm in (await fleet.answer("TopVms", leaders)).vms] == ["vm-1"]
+    leaders.projects[:] = ["green"]
+    assert not (await fleet.answer("TopVms", leaders)).vms
 
 
 async def test_json_follows_from_the_protocol(fleet) -> None:
