@@ -9,6 +9,7 @@ from datetime import date
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from central.history import queries
@@ -19,6 +20,7 @@ from central.lake.errors import LakeError, SlowError, StoppedError
 from central.lake.schema import SAMPLES
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import DAY_NS, Lake, segment_stem
+from central.roll_ups import compaction
 from central.roll_ups.compaction import compact_day
 from central.roll_ups.store import SlotStore
 
@@ -256,6 +258,33 @@ def test_slots_lie_in_the_order_of_hosts_and_vms_and_have_bloom_filters(lake) ->
         ).fetchall()
     assert keys == sorted(keys) and len(set(keys)) == len(keys) == 45
     assert sorted({name for (name,) in blooms}) == ["job", "vm"]
+
+
+def test_merged_segments_lie_in_the_order_of_hosts_and_vms_and_have_bloom_filters(lake, monkeypatch) -> None:
+    monkeypatch.setattr(compaction, "_BATCH_ROWS", 20)
+    rows = [
+        window(f"vm-{k % 7}", DAY + k * 10 * S, k, host=f"h{k % 2}", machine=f"h{k % 2}", cpi=float(k))
+        for k in range(140)
+    ]
+    for first in range(4):
+        write(lake, rows[first * 35 : first * 35 + 35], first + 1)
+    compact_day(lake, date(2024, 10, 4), None, unrolled_too=True, min_sources=2)
+    [merged] = lake.segments()
+    assert merged.is_compacted
+    with pq.ParquetFile(merged.path) as file:
+        groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+        assert file.metadata.row_group(0).num_rows == 20
+    keys = [(row["machine"], row["vm"], row["start_unix_ns"]) for group in groups for row in group.to_pylist()]
+    assert keys == sorted(keys) and len(keys) == 140
+    with duckdb.connect() as connection:
+        found = connection.execute(
+            f"SELECT DISTINCT path_in_schema FROM parquet_metadata('{merged.path}') "
+            "WHERE bloom_filter_offset IS NOT NULL"
+        ).fetchall()
+    assert sorted(name for (name,) in found) == ["job", "vm"]
+    steps = Steps(DAY, DAY + 1500 * S, 300 * S, is_from_slots=False)
+    for lines in asked(lake, Scope(jobs=("job-v",)), steps).vms:
+        assert_is(lines, rows, steps, [METRIC])
 
 
 def slot_files(lake: Lake) -> list[str]:
