@@ -116,6 +116,8 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Job statistics and coefficients."""
 
     interval_s: Annotated[float, Meta(ge=0.05, le=31 * 86_400)] = 3600.0  # between builds, if there are new segments
+    # between roll-ups to slots where builds are rarer: history reads the windows since the last one
+    roll_up_interval_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
     slot_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0  # windows are merged into such slots; divides a day
     days: Annotated[int, Meta(ge=1, le=3660)] = 31  # how far back a build looks
     # windows that are more than a day late wait at most this long

@@ -24,7 +24,7 @@ _FLEET = (
     "CompareSides", "GetDataHealth", "GetFacts", "GetFleetStatus", "GetHostTimeline", "GetIncident",
     "GetIncidentTimeline", "GetJob", "GetOverview", "GetVmHistory", "ListAudit", "ListCoefficients",
     "ListEvents", "ListFacts", "ListHosts", "ListIncidents", "ListJobLoadings", "ListJobStatistics", "ListSilences",
-    "ListSuspectJobs", "PlanObservation", "PredictRuntime", "RankHosts",
+    "ListSuspectJobs", "PlanObservation", "PredictRuntime", "QuerySeries", "RankHosts", "TopVms",
 )  # fmt: skip
 _FLEET_WRITES = ("AcknowledgeIncident", "AddIncidentNote", "CreateSilence", "EndSilence")
 ROLES: Mapping[str, Role] = {

@@ -126,6 +126,18 @@ class Builder(BuildStatus):
             with contextlib.suppress(OSError):  # then it runs out
                 self.lease.release()
 
+    def roll_up_once(self) -> None:
+        """Roll up new windows to slots, without a build. Blocks. A failure is left to the next build."""
+        with self._one_at_a_time:
+            try:
+                with self._leased() as is_held:
+                    if is_held:
+                        self._days.roll_up(self._check, self.left_out)
+            except Exception as error:
+                if self._switch.is_on:
+                    raise BuildStoppedError from error
+                self._log.debug("new windows were not rolled up to slots", error=line_of(error))
+
     def maintain_once(self) -> None:
         """Maintain the lake if due. Blocks; call it in a thread. A failure is logged, BuildStoppedError raised."""
         maintenance = self._maintenance

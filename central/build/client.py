@@ -31,7 +31,7 @@ from whitepanda.common.errors import WhitepandaError
 #: What runs in the process; it gets central's process id as its argument.
 COMMAND = [sys.executable, "-m", "central.build.worker"]
 #: Requests to the process.
-BUILD, MAINTAIN = b"build", b"care"
+BUILD, MAINTAIN, ROLL_UP = b"build", b"care", b"slots"
 
 _KEPT_S = 60.0  # builds that follow sooner than this share a process
 _STOP_S = 5.0  # for a build to stop by itself, before it is killed
@@ -67,6 +67,8 @@ class BuildProcess(BuildStatus):
         self.lease = Lease(lake.objects, holder, config.build.lease_s)
         self._lake = lake
         self._interval_s = config.build.interval_s
+        self._roll_up_s = config.build.roll_up_interval_s
+        self._newest_unix_s = 0.0  # of segments, when they were last rolled up
         self._first_look_s = min(config.ingest.roll_interval_s, self._interval_s)
         self._others = OtherSettings(config.build, follower.versions, holder)
         self._start = Start(config, holder)
@@ -76,7 +78,7 @@ class BuildProcess(BuildStatus):
         self._log = log.get("builds")
 
     async def run(self) -> None:
-        """Build every `interval_s`, beginning now, until cancelled. A failure is logged and tried again.
+        """Build every `interval_s`, beginning now, until cancelled, and roll up in between. A failure is tried again.
 
         While the lake has nothing to build a first version from, that is checked every `ingest.roll_interval_s`.
         """
@@ -85,8 +87,11 @@ class BuildProcess(BuildStatus):
             began = time.monotonic()
             await self.build_and_announce()
             is_waiting = self.current is None and not self.last_error
-            interval_s = self._first_look_s if is_waiting else self._interval_s
-            await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began)))
+            due = began + (self._first_look_s if is_waiting else self._interval_s)
+            while due - time.monotonic() > 2 * self._roll_up_s:  # else the build comes soon
+                await asyncio.sleep(self._roll_up_s)
+                await self._roll_up()
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def build_and_announce(self) -> None:
         """Build, announce the version, and only then maintain the lake, which may take long."""
@@ -109,6 +114,33 @@ class BuildProcess(BuildStatus):
             await self._stoppable(self.maintain_once)
         if self._interval_s >= _KEPT_S:
             await in_own_thread(self.close)
+
+    async def _roll_up(self) -> None:
+        """Have new windows rolled up to slots; the process that does it ends. A failure is the next build's too."""
+        if not await in_own_thread(self._has_new_segments):
+            return
+        try:
+            self.start()
+        except OSError:
+            return
+        await self._stoppable(self.roll_up_once)
+        await in_own_thread(self.close)
+
+    def roll_up_once(self) -> None:
+        """Have the process roll up new windows, if it runs; it logs failures itself."""
+        with self._one_at_a_time:
+            if self._process is not None:
+                self._ask(self._process, ROLL_UP)
+
+    def _has_new_segments(self) -> bool:
+        """Return whether the lake has other segments than at the last call; not if it cannot be read."""
+        try:
+            found = self._lake.segments()
+        except OSError:
+            return False
+        newest = max((segment.modified_unix_s for segment in found), default=0.0)
+        before, self._newest_unix_s = self._newest_unix_s, newest
+        return newest != before
 
     async def _stoppable(self, work: Callable[[], _T]) -> _T:
         """Run it in a thread; a cancellation stops it and waits for that."""

@@ -10,7 +10,7 @@ import msgspec
 
 from central import worker_process
 from central.build.builder import Builder
-from central.build.client import MAINTAIN, Answer, Start
+from central.build.client import BUILD, MAINTAIN, ROLL_UP, Answer, Start
 from central.build.status import BuildStoppedError
 from central.config import BuildSection
 from central.lake.segments import Lake
@@ -36,10 +36,20 @@ def _maintain(builder: Builder) -> Answer:
     return Answer("", builder.damaged)
 
 
+def _roll_up(builder: Builder) -> Answer:
+    with contextlib.suppress(BuildStoppedError):
+        builder.roll_up_once()
+    return Answer("", builder.damaged)
+
+
+#: What is done for each request.
+ANSWERS = {BUILD: _build, MAINTAIN: _maintain, ROLL_UP: _roll_up}
+
+
 def _serve(builder: Builder, asked: queue.SimpleQueue[bytes]) -> None:
     """Answer requests one after the other; an empty line ends it."""
     while what := asked.get():
-        answer = _maintain(builder) if what == MAINTAIN else _build(builder)
+        answer = ANSWERS[what](builder)
         sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
         sys.stdout.flush()
 

@@ -40,6 +40,12 @@ class FactStore:
         ask = partial(tables.vms_at, unix_ns=unix_ns, vm=vm, host=host, project=project, after=after, limit=limit)
         return self._database.read(ask)
 
+    def vms_of(self, projects: Sequence[str], since_unix_ns: int, until_unix_ns: int, limit: int) -> list[str]:
+        """Return the UUIDs of the VMs that were of one of some projects at some time in [since, until), in order."""
+        return self._database.read(
+            lambda connection: tables.vms_of(connection, projects, since_unix_ns, until_unix_ns, limit)
+        )
+
     def hosts_at(self, unix_ns: int, *, host: str = "", after: str = "", limit: int = 1000) -> list[HostRecord]:
         """Return hosts as they were at a time, by name after a place."""
         return self._database.read(partial(tables.hosts_at, unix_ns=unix_ns, host=host, after=after, limit=limit))

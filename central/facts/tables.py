@@ -86,6 +86,21 @@ def vms_at(
     return [vm_record(*row) for row in _at(connection, unix_ns, conditions, then, limit)]
 
 
+def vms_of(
+    connection: sa.Connection, projects: Iterable[str], since_unix_ns: int, until_unix_ns: int, limit: int
+) -> list[str]:
+    """Return the UUIDs of the VMs that were of one of some projects at some time in [since, until), in order."""
+    ended = sa.select(sa.func.min(_later.c.from_unix_ns)).where(
+        _later.c.host == _c.host, _later.c.vm == _c.vm, _later.c.from_unix_ns > _c.from_unix_ns
+    )
+    of = _c.project.in_([project.lower() for project in projects])
+    held = (_c.from_unix_ns < until_unix_ns) & (
+        sa.func.coalesce(ended.scalar_subquery(), until_unix_ns) > since_unix_ns
+    )
+    found = sa.select(_c.vm).where(_c.vm != "", ~_c.gone, of, held).distinct().order_by(_c.vm)
+    return list(connection.execute(found.limit(limit)).scalars())
+
+
 def hosts_at(
     connection: sa.Connection, unix_ns: int, *, host: str = "", after: str = "", limit: int = 1000
 ) -> list[HostRecord]:

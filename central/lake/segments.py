@@ -40,6 +40,7 @@ DAY_NS = 86_400 * 10**9
 _OPEN_FILES = 64  # at a time
 _EPOCH = date(1970, 1, 1)
 _SAMPLES = "samples"
+_BLOOM_FILTERS = {name: {"ndv": 2048, "fpp": 0.01} for name in ("vm", "job")}
 _REMEDY = (
     "restore it from a copy, or move it out of the lake: what of it is not yet in slots is then lost "
     "(all that is damaged: `whitepanda lake verify`)"
@@ -315,10 +316,11 @@ def _by_day(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
 class SegmentFile:
     """Writes a segment as a draft; `finish` completes it and publishes it under its name, without it nothing is left.
 
-    The file has a seal (`central.lake.checksums`), and its pages have checksums for other readers.
+    The file has a seal (`central.lake.checksums`), and its pages have checksums for other readers. With
+    `has_order`, rows are in the order of VMs, and row groups have bloom filters of VMs and jobs.
     """
 
-    def __init__(self, segment: Segment, schema: pa.Schema) -> None:
+    def __init__(self, segment: Segment, schema: pa.Schema, *, has_order: bool = False) -> None:
         self._segment = segment
         self._draft = drafts.Draft(segment.objects.draft(segment.key))
         self._schema = schema
@@ -331,6 +333,7 @@ class SegmentFile:
                 write_page_checksum=True,
                 use_dictionary=[name for name in schema.names if name not in SPLIT_COLUMNS],
                 use_byte_stream_split=[name for name in schema.names if name in SPLIT_COLUMNS],
+                bloom_filter_options=_BLOOM_FILTERS if has_order else None,
             )
         except BaseException:
             self._draft.close()

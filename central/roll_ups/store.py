@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 SLOT_SCHEMA_VERSION = 1
 
 _MAX_PARTS = 16  # of a day; one more, and they become one
+_GROWTH = 2  # a part with fewer rows than this many times all later ones is merged with them
 _TRIES = 5  # when another builder rolls up the same day
 
 
@@ -109,7 +110,7 @@ class SlotStore:
         found: dict[date, SlotManifest] = {}
         for day, name in sorted(newest.items()):
             try:
-                found[day] = self._read(name)
+                found[day] = self.read_manifest(name)
             except DamagedError as error:
                 if damaged is None:
                     raise
@@ -118,8 +119,13 @@ class SlotStore:
 
     def manifest(self, day: date) -> SlotManifest | None:
         """Return the newest manifest of a day, or None."""
+        name = self.newest(day)
+        return self.read_manifest(name) if name is not None else None
+
+    def newest(self, day: date) -> str | None:
+        """Return the name of a day's newest manifest, or None. A manifest of a name never changes."""
         names = [entry.name for entry in self._lake.objects.entries(self.folder(day)) if entry.name.endswith(".json")]
-        return self._read(max(names)) if names else None
+        return max(names, default=None)
 
     def roll_up(self, day: date, connection: duckdb.DuckDBPyConnection) -> SlotManifest | None:
         """Roll up what is new of a day and return its newest manifest; None for a day without samples.
@@ -133,7 +139,7 @@ class SlotStore:
         at_once, tries, is_short = sys.maxsize, 0, False
         while tries < _TRIES:
             before = self.manifest(day)
-            new = self._not_yet(day, before)
+            new = self.not_yet(day, before)
             if not new:
                 return before
             some = new[:at_once]
@@ -170,13 +176,10 @@ class SlotStore:
         paths = [str(self._lake.objects.local(name)) for name in names]
         rows = connection.read_parquet(paths).select(*SLOTS.names)
         if len(names) > 1:
-            integers = {name for name in SUMS if SLOTS.field(name).type == pa.int64()}
-            sums = {name: rows[name].sum() for name in SUMS}
-            rows = rows.group_by(KEYS).aggregate(
-                **{name: each.clip(upper=MOST) if name in integers else each for name, each in sums.items()}
-            )
+            rows = rows.group_by(KEYS).aggregate(**{name: _added_up(rows, name) for name in SUMS})
         return rows.mutate(
-            usage=rows.usage_core_ns / rows.usage_time_ns.nullif(0), cpi=rows.cpi_ns / rows.cpi_time_ns.nullif(0)
+            usage=rows.cpu_usage_cores_ns / rows.cpu_usage_cores_time_ns.nullif(0),
+            cpi=rows.cpi_ns / rows.cpi_time_ns.nullif(0),
         )
 
     def machines(self, manifest: SlotManifest) -> list[str]:
@@ -227,8 +230,11 @@ class SlotStore:
         for name in sorted(names, key=lambda name: (not name.endswith(".json"), name)):
             self._lake.objects.remove(name)
 
-    def _not_yet(self, day: date, manifest: SlotManifest | None) -> list[Segment]:
-        """Return the day's segments that are not in the parts, by journal and in the order of rolls."""
+    def not_yet(self, day: date, manifest: SlotManifest | None) -> list[Segment]:
+        """Return the day's segments that are not in the parts of a manifest, by journal and in the order of rolls.
+
+        LakeError: a compacted segment is in them in part.
+        """
         through = manifest.through if manifest is not None else {}
         new = []
         for segment in self._lake.segments(day):
@@ -254,15 +260,15 @@ class SlotStore:
         number, old = (before.number + 1, before.parts) if before else (1, ())
         stem = f"{self.folder(day)}/{number:08d}-{secrets.token_hex(4)}"
         slots, batches = f"{stem}-slots.parquet", f"{stem}-batches.parquet"
-        merged = old if not is_short and len(old) >= _MAX_PARTS else ()
+        merged = () if is_short else _small_parts(old, before, new)
         for segment in new:
             with segment.path.open("rb") as file:
                 segment.check(file)
         for part in old:
-            self.check(part, slots=bool(merged))
+            self.check(part, slots=part in merged)
         with ManifestCommit(self._lake.objects, self._name(day, number)) as commit:
             files = commit.draft(slots), commit.draft(batches)
-            older = [part.batches for part in old], [part.slots for part in merged]
+            older = [part.batches for part in old], merged
             counted, duplicates, left_out = self._written(
                 connection, new, older, files, may_leave_out_for_memory=is_short and len(new) == 1
             )
@@ -283,7 +289,7 @@ class SlotStore:
                 number=number,
                 slot_s=self._slot_ns / 1e9,
                 through=through,
-                parts=(part,) if merged else (*old, part),
+                parts=(*old[: len(old) - len(merged)], part),
                 segments=(before.segments if before else 0) + len(new),
                 samples=(before.samples if before else 0) + counted,
                 duplicates=(before.duplicates if before else 0) + duplicates,
@@ -303,7 +309,7 @@ class SlotStore:
         self,
         connection: duckdb.DuckDBPyConnection,
         new: list[Segment],
-        before: tuple[list[str], list[str]],
+        before: tuple[list[str], Sequence[SlotPart]],
         files: tuple[Path, Path],
         *,
         may_leave_out_for_memory: bool,
@@ -311,7 +317,9 @@ class SlotStore:
         """Write a part. Returns windows, duplicates, and the machines whose rows make it fail and are left out."""
 
         def write(without: Sequence[str] = ()) -> tuple[int, int]:
-            return write_part(connection, self._lake, new, *before, self._slot_ns, files, without)
+            batches, merged = before
+            names = [(part.slots, part.batches) for part in merged]
+            return write_part(connection, self._lake, new, batches, names, self._slot_ns, files, without)
 
         try:
             return (*write(), [])
@@ -325,7 +333,8 @@ class SlotStore:
                 self._log.warning("rows of machines cannot be rolled up and are left out", machines=new_ones, error=why)
             return (*write(left_out), left_out)
 
-    def _read(self, name: str) -> SlotManifest:
+    def read_manifest(self, name: str) -> SlotManifest:
+        """Return the manifest of a name. DamagedError: it is not what was written; LakeError: of another version."""
         data = read_manifest(self._lake.objects, name, self._remedy(name))
         try:
             schema = msgspec.json.decode(data, type=_SchemaOnly).schema
@@ -344,6 +353,26 @@ class SlotStore:
 
     def _name(self, day: date, number: int) -> str:
         return f"{self.folder(day)}/{number:08d}.json"
+
+
+def _small_parts(parts: tuple[SlotPart, ...], before: SlotManifest | None, new: list[Segment]) -> tuple[SlotPart, ...]:
+    """Return the last parts, to be merged with new segments: a day has few parts, and few rows are written often."""
+    if before is None or not before.samples:
+        return ()
+    later = sum(segment.rows for segment in new) * sum(part.slot_rows for part in parts) / before.samples
+    first = len(parts)
+    while first and (parts[first - 1].slot_rows < _GROWTH * later or len(parts) >= _MAX_PARTS):
+        first -= 1
+        later += parts[first].slot_rows
+    return parts[first:]
+
+
+def _added_up(rows: ir.Table, name: str) -> ir.Value:
+    """Return how a column of several parts adds up, as `central.roll_ups.sql.added_up`."""
+    column = rows[name]
+    if name.endswith(("_min", "_max")):
+        return column.min() if name.endswith("_min") else column.max()
+    return column.sum() if SLOTS.field(name).type == pa.float64() else column.sum().clip(upper=MOST)
 
 
 def _machines(paths: Iterable[Path]) -> list[str]:

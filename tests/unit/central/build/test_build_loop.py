@@ -11,13 +11,14 @@ import pytest
 
 from central.build import worker
 from central.build.builder import Builder
-from central.build.client import MAINTAIN, BuildProcess
+from central.build.client import BuildProcess
 from central.build.other_settings import OtherSettings
 from central.coefficients.follower import VersionFollower
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
 from central.config import BuildSection, CentralConfig, CentralSection, IngestSection
 from central.lake.replicas import RECENT_S
 from central.lake.segments import Lake
+from central.roll_ups.store import SlotStore
 from tests.unit.central.build.test_builds import OURS, SECTION, write_day
 from whitepanda.common import log
 from whitepanda.common.tls import TlsFiles
@@ -48,7 +49,7 @@ class InThread(BuildProcess):
         self._process = None
 
     def _ask(self, process, what):
-        return (worker._maintain if what == MAINTAIN else worker._build)(process)
+        return worker.ANSWERS[what](process)
 
 
 def others(section, lake, holder, clock=time.time_ns):
@@ -114,6 +115,28 @@ async def test_a_new_central_builds_when_there_is_something_to_build_from(tmp_pa
     await asyncio.to_thread(write_day, lake, 1, 2)
     await asyncio.sleep(0.5)  # ten looks; from the first version on only every `interval_s`
     assert (builds, builder.current.version) == (before, 1)
+    loop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loop
+
+
+async def test_between_builds_new_windows_are_rolled_up_and_nothing_else(tmp_path, lake):
+    section = msgspec.structs.replace(RARE, roll_up_interval_s=1.0)
+    builder = InThread(tmp_path, lake, section, first_look_s=0.05)
+    slots = SlotStore(lake, round(section.slot_s * 1e9))
+    write_day(lake, 0, 1)
+    loop = asyncio.create_task(builder.run())
+    async with asyncio.timeout(60):
+        while builder.current is None:
+            await asyncio.sleep(0.01)
+        [(day, before)] = slots.manifests().items()
+        assert before.segments == 1
+        write_day(lake, 0, 2)
+        while slots.manifest(day).segments == 1:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(2.5)
+    assert slots.manifest(day).number == before.number + 1  # nothing new, so nothing was done
+    assert builder.current.version == 1 and builder._process is None
     loop.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loop

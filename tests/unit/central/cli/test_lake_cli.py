@@ -199,7 +199,7 @@ def test_a_folder_that_is_none_of_slots_is_a_line(lake: Lake) -> None:
 @pytest.mark.parametrize("kind", ["quick", "full"])
 def test_what_central_does_meanwhile_is_no_problem(lake: Lake, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """After each listing of samples and slots, and before slots are opened, central does all that it does, once."""
-    monkeypatch.setattr("central.roll_ups.store._MAX_PARTS", 1)  # so each roll-up makes the part before it superfluous
+    monkeypatch.setattr("central.roll_ups.store._GROWTH", 1e9)  # so each roll-up makes the part before it superfluous
     rolled(lake)
     left = {"samples": 2, "slots": 2, "open": 1}
     originals = Folder.entries, Folder.open

@@ -138,24 +138,28 @@ def test_sums_of_a_slot_by_hand(tmp_path, connection) -> None:
     table = pq.read_table(tmp_path / manifest.parts[0].slots)
     assert table.schema.names == SLOTS.names
     [row] = table.to_pylist()
-    assert {name: row[name] for name in SLOTS.names[6:]} == {
-        "windows": 4, "duration_ns": 100 * 10**9, "usage_core_ns": (10 + 40 + 120) * 1e9, "usage_time_ns": 70 * 10**9,
-        "cpi_ns": 130e9, "cpi_time_ns": 40 * 10**9, "cycles": None, "instructions": 8,
+    wanted = {
+        "windows": 4, "duration_ns": 100 * 10**9, "cycles": None, "instructions": 8,
+        "cpu_usage_cores_ns": (10 + 40 + 120) * 1e9, "cpu_usage_cores_time_ns": 70 * 10**9,
+        "cpu_usage_cores_min": 1.0, "cpu_usage_cores_max": 3.0, "cpu_usage_cores_count": 3,
+        "cpi_ns": 130e9, "cpi_time_ns": 40 * 10**9, "cpi_min": 1.0, "cpi_max": 4.0, "cpi_count": 2,
+        "cycles_ns": None, "cycles_time_ns": 0, "cycles_min": None, "cycles_max": None, "cycles_count": 0,
     }  # fmt: skip
+    assert {name: row[name] for name in wanted} == wanted
     assert row["slot_start_ns"] == DAY_NS
     assert found(lake) == [("x", DAY_NS, "v", "x", "x", True, 170 / 70, 3.25)]
 
 
 def test_sums_beyond_63_bits_are_the_largest_number_and_cost_no_other_vm(tmp_path, connection, monkeypatch) -> None:
-    monkeypatch.setattr(slots, "_MAX_PARTS", 2)
     most, lake = 2**63 - 1, Lake(tmp_path)
     row = dict(batch(1, 1)[0], start_unix_ns=DAY_NS, cpi=None, cpu_usage_cores=0.5, cycles=7, duration_ns=10**10)
     for number in range(1, 4):
+        monkeypatch.setattr(slots, "_GROWTH", 1000 if number == 3 else 0)
         absurd = row | {
             "vm": "bad",
             "sequence": 2 * number,
-            "cycles": float(most),
-            "instructions": float(most),
+            "cycles": 2.0**63,
+            "instructions": 2.0**63,
             "duration_ns": most,
         }
         rows = [row | {"sequence": 2 * number + 1}, absurd, absurd]
@@ -172,9 +176,9 @@ def test_sums_beyond_63_bits_are_the_largest_number_and_cost_no_other_vm(tmp_pat
 
 
 def test_many_parts_become_one(tmp_path, connection, monkeypatch) -> None:
-    monkeypatch.setattr(slots, "_MAX_PARTS", 3)
     lake, store = Lake(tmp_path), SlotStore(Lake(tmp_path), SLOT_NS)
     for number in range(1, 6):
+        monkeypatch.setattr(slots, "_GROWTH", 1000 if number == 4 else 0)
         write(lake, number % 2, number, [number, 20])
         manifest = store.roll_up(DAY, connection)
         assert len(manifest.parts) == [1, 2, 3, 1, 2][number - 1]
@@ -182,6 +186,21 @@ def test_many_parts_become_one(tmp_path, connection, monkeypatch) -> None:
     assert store.remove_unused(0) == 4 + 3 * 2  # manifests before the last; parts that were merged
     assert store.roll_up(DAY, connection) == manifest
     assert_same(found(lake), expected_once(tmp_path))
+
+
+def test_parts_grow_so_that_a_day_has_few(tmp_path, connection) -> None:
+    lake, store = Lake(tmp_path), SlotStore(Lake(tmp_path), SLOT_NS)
+    parts = []
+    for number in range(1, 41):
+        rows = [dict(row, vm=f"vm-{number}", duration_ns=10**10) for row in batch(number)]
+        lake.write_segment(pa.Table.from_pylist(rows, SAMPLES), segment_stem(ORIGINS[0], "0badcafe", number))
+        manifest = store.roll_up(DAY, connection)
+        parts.append(len(manifest.parts))
+    assert max(parts) <= 6
+    sizes = [part.slot_rows for part in manifest.parts]
+    assert sizes == sorted(sizes, reverse=True)
+    assert manifest.samples == 40 * 3
+    assert_same(found(lake), expected(lake))
 
 
 def expected_once(folder) -> list[tuple]:

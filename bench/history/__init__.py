@@ -1,0 +1,1 @@
+"""Questions about a fleet's history beside plain SQL (docs/history.md)."""
