@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from bench.dfactor.pairs import best_constant
 from central.config import PlacementSection
 from central.models.groups import Floats
 from central.placement.capacity import HostSize, Sizes
 from central.placement.live import Snapshot, make_snapshot
+from central.placement.pairs import best_constant
 from collector.simulated.contention import Parameters, Rates, contend, parameters
 from collector.simulated.profiles import APPLICATIONS, HOST, NOISE, STRESSORS, Application
 

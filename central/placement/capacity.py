@@ -80,6 +80,7 @@ class _Amount:
 
     name: str  # field of `VmSize`
     unit: str  # for people
+    total: str  # of a host, for people
     scale: float  # of the unit
     taken: Floats  # by the VMs there, of which it is known
     unsized: npt.NDArray[np.int64]  # VMs there of which it is not
@@ -102,9 +103,9 @@ class _Amount:
         if math.isinf(self.limit[host]):
             return ""
         if math.isnan(self.limit[host]):
-            return f"no host facts with its {self.unit}"
+            return f"no facts of the host's {self.total}"
         if self.unsized[host]:
-            return f"no facts of {self.unit} of {self.unsized[host]} VMs there"
+            return f"no facts of the {self.unit} of {self.unsized[host]} VMs there"
         return f"the new VM's {self.unit} are not known" if wanted is None else ""
 
 
@@ -124,6 +125,7 @@ class Capacity:
             return _Amount(
                 name,
                 unit,
+                total.partition("_")[0],
                 scale,
                 np.array([sum(value for value in each if value is not None) for each in values], dtype=np.float64),
                 np.array([each.count(None) for each in values], dtype=np.int64),

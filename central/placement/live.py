@@ -9,8 +9,8 @@ A loading is the share of a VM's own time spent at a resource (D-Factor, section
 If `placement` in central's configuration has the capacity of a host's memory, disks or network, the resource `memory`,
 `disk` or `network` is bytes per second over that instead: the share of its time that the resource works for the VM.
 The network needs no setting where host facts have the speed of NICs. Rates are over the fleet's median speed; where
-NICs are c times as fast, both VMs need 1 / c of the time, so they count as c * c units. Host facts also give each host's
-CPUs and number of disks.
+NICs are c times as fast, both VMs need 1 / c of the time, so they count as c * c units. Host facts also give each
+host's CPUs and number of disks.
 """
 
 import math
@@ -52,7 +52,7 @@ _WHY = {
 #: More about a resource that no facts can give a capacity.
 _NOT_IN_FACTS = {
     "memory_stall": "host facts have no memory bandwidth",
-    "disk_wait": "host facts have no disk's bandwidth",
+    "disk_wait": "host facts have no bandwidth of disks",
 }
 
 
