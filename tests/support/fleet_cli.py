@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
+from central.api import upgrade_answers
 from central.cli import _fleet_tables, _outputs
 from central.cli import fleet as command
 from central.lake.schema import SAMPLES
@@ -72,9 +73,19 @@ def samples(host, platform, start_ns, ipc, jobs=("a", "b")):
     return rows
 
 
+def quotas_of(_lake):
+    """A VM of job a has a quota of 2 cores, of job b of 1: not as they use the CPU."""
+    return lambda _since, _until: {f"h{host:02}-{job}": cores for host in range(40) for job, cores in QUOTAS.items()}
+
+
+QUOTAS = {"a": 2.0, "b": 1.0}
+
+
 @pytest.fixture
-def lake(tmp_path):
-    """Day 0: all hosts alike, odd ones of platform Q. Day 1: hosts 0 to 9 have 10 % more IPC."""
+def lake(tmp_path, monkeypatch):
+    """Day 0: all hosts alike, odd ones of platform Q. Day 1: hosts 0 to 9 have 10 % more IPC. Quotas: `quotas_of`."""
+    for module in (command, upgrade_answers):
+        monkeypatch.setattr(module, "quotas_of", quotas_of)
     rng = np.random.default_rng(0)
     rows = []
     for day in (0, 1):

@@ -11,6 +11,7 @@ from central.upgrades.lake_rows import Side, parse_side, read_side
 from central.upgrades.messages import comparison_request, plan_request
 from central.upgrades.plan import PlanOptions
 from central.upgrades.tables import jobs_of, write_jobs, write_rows
+from tests.support.fleet_cli import quotas_of
 from tests.unit.central.api.test_fleet_api import certificates, served  # noqa: F401 - fixtures
 from whitepanda.common.errors import InputError
 
@@ -41,6 +42,10 @@ async def test_a_comparison_is_reported_as_from_the_lake(ask, lake, tmp_path, mo
     here = await ask("compare", *sides, "--lake", lake, *more, central=False)
     assert await ask("compare", *sides, *more) == here
     assert "+10" in here[1] or "+9" in here[1]
+    more = ("--weigh-by", "use", "--min-coverage", 0)
+    here = await ask("compare", *sides, "--lake", lake, *more, central=False)
+    assert await ask("compare", *sides, *more) == here
+    assert "ipc, weighed by use" in here[1]
     plot = tmp_path / "c.png"
     here = await ask("compare", *sides, "--lake", lake, "--json", central=False)
     there = await ask("compare", *sides, "--json", "--plot", plot)
@@ -53,7 +58,7 @@ async def test_a_comparison_is_reported_as_from_the_lake(ask, lake, tmp_path, mo
 
 @pytest.mark.long
 async def test_a_plan_is_reported_and_made_again_as_from_files(ask, lake, tmp_path):
-    rows = read_side(Lake(lake), Side("all", until_ns=2 * DAY_NS), "ipc")
+    rows = read_side(Lake(lake), Side("all", until_ns=2 * DAY_NS), "ipc", quotas_of(lake))
     write_jobs(tmp_path / "jobs.parquet", jobs_of(rows))
     write_rows(tmp_path / "seen.csv", rows.observed)
     for more in (

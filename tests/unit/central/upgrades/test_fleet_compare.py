@@ -8,7 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.cli import _fleet_tables
+from central.cli import fleet as command
 from central.plotting.figures import bar, signed_bar
+from central.upgrades.lake_rows import quota_shares
 from tests.support.fleet_cli import rows_file, write
 
 
@@ -107,8 +109,14 @@ def test_sides_of_the_lake(run, lake) -> None:
     by_hosts = percent("rest,from=1970-01-02", f"hosts={hosts},from=1970-01-02T00:00Z")
     assert by_hosts["difference_percent"]["value"] == pytest.approx(10, abs=1.5)
     assert by_hosts["machines"] == {"current": 30, "new": 10}
-    assert by_hosts["weighed_by"] == "cpu_usage_cores"
+    assert by_hosts["weighed_by"] == "quota"
     assert [(row["job"], row["weight"]) for row in by_hosts["jobs"]] == [
+        ("a", pytest.approx(2 / 3)),
+        ("b", pytest.approx(1 / 3)),
+    ]
+    by_use = percent("rest,from=1970-01-02", f"hosts={hosts},from=1970-01-02", "--weigh-by", "use")
+    assert by_use["weighed_by"] == "use"
+    assert [(row["job"], row["weight"]) for row in by_use["jobs"]] == [
         ("b", pytest.approx(2 / 3)),
         ("a", pytest.approx(1 / 3)),
     ]
@@ -124,6 +132,31 @@ def test_sides_of_the_lake(run, lake) -> None:
     assert percent("until=1970-01-02", "from=1970-01-02", "--metric", "mips")["current"]["value"] == pytest.approx(
         100, abs=1
     )
+
+
+def test_quotas_by_hand():
+    job, vm = np.array(["a", "a", "a", "b", "c", "a"]), np.array(["v1", "v2", "v3", "w1", "x1", "v1"])
+    time_ns = np.array([3.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    # v1 moved: 4 cores, counted once. v3 counts as the mean of v1 and v2; nothing is known of c.
+    found = quota_shares(job, vm, time_ns, {"v1": 4.0, "v2": 1.0, "w1": 2.0, "other": 9.0})
+    assert (found.job.tolist(), found.weight.tolist()) == (["a", "b"], [7.5, 2.0])
+    assert not len(quota_shares(job, vm, time_ns, {}).job)
+
+
+def test_use_does_not_stand_for_unknown_quotas(run, lake, monkeypatch):
+    sides = ("until=1970-01-02", "from=1970-01-02", "--lake", lake)
+    monkeypatch.setattr(command, "quotas_of", lambda _lake: lambda _since, _until: {})
+    code, out, err = run("compare", *sides)
+    said = "side 'until=1970-01-02': no CPU quota of any of its VMs is known, by facts from agents; take another time"
+    assert (code, out, said in err, err.count("\n")) == (3, "", True, 1)
+    monkeypatch.setattr(command, "quotas_of", lambda _lake: lambda _since, _until: {"h01-b": 1.0})
+    code, out, err = run("compare", *sides, "--json")
+    found = json.loads(out)
+    assert (code, found["weighed_by"], found["left_out"]) == (0, "quota", {"no_weight": 1})
+    assert [(row["job"], row["weight"]) for row in found["jobs"]] == [("b", 1.0)]
+    assert run("compare", *sides, "--weigh-by", "cores")[2] == "error: --weigh-by cores: must be quota or use\n"
+    code, _, err = run("compare", lake.parent / "test.csv", lake.parent / "test.csv", "--weigh-by", "use")
+    assert (code, "--weigh-by: is for a lake; a file has a column weight or quota" in err) == (3, True)
 
 
 def test_sides_that_are_none_get_one_line(run, lake) -> None:
