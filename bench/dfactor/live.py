@@ -135,15 +135,12 @@ def snapshot(hosts: Hosts, rates: Rates, rng: np.random.Generator) -> tuple[Snap
         "last": [900 * _S_NS] * count,
         "windows": [_WINDOWS] * count,
         "cpu_usage_cores": noisy(cores[at], NOISE.load_std, rng).tolist(),
-        "memory_stall_ratio": noisy(stalled[at], NOISE.counter_std, rng).tolist(),
-        "io_wait_ratio": noisy(waited[at], NOISE.load_std, rng).tolist(),
+        "stall": noisy(stalled[at], NOISE.counter_std, rng).tolist(),
+        "wait": noisy(waited[at], NOISE.load_std, rng).tolist(),
     }
-    rows |= {name: [None] * count for name in _RATE_COLUMNS}
+    rows |= {name: [None] * count for name in ("memory", "disk", "network")}
     sizes = Sizes({name: HostSize(cpus=hosts.machine.vm_cpus, disks=1) for name in names})
     return make_snapshot(PlacementSection(), 0, 900 * _S_NS, rows, (), sizes), place
-
-
-_RATE_COLUMNS = ("memory_bandwidth_bytes_per_s", "disk_bytes_per_s", "network_bytes_per_s")
 
 
 def predicted(now: Snapshot, place: Any, hosts: Hosts) -> Floats:

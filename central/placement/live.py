@@ -158,8 +158,9 @@ def make_snapshot(
 ) -> Snapshot:
     """Return the fleet in [since, until) from a row per VM and host.
 
-    `rows` has machine, vm, job, last (end of its last window, in ns since 1970), windows (their number), and means of
-    cpu_usage_cores and of the columns of shares and rates, None where nothing was measured.
+    `rows` has machine, vm, job, last (end of its last window, in ns since 1970), windows (their number), and means,
+    None where nothing was measured: cpu_usage_cores; stall, the share of cycles that waited for memory; wait, the share
+    of the time with a wait for a disk; and memory, disk and network, bytes per second.
     """
     hosts = sorted({*connected, *rows["machine"]})
     used, unmeasured = _resources(config, rows, hosts, sizes)
@@ -200,25 +201,25 @@ def _resources(
     config: PlacementSection, rows: Mapping[str, Sequence[Any]], hosts: Sequence[str], sizes: Sizes
 ) -> tuple[list[_Resource], dict[str, str]]:
     """Return the resources that loading vectors have, and why each of the others is left out."""
-    columns = {name: np.array(rows[name], dtype=np.float64) for name in (_STALL, _IO_WAIT, "cpu_usage_cores")}
+    cores, ratio, waited = (np.array(rows[name], dtype=np.float64) for name in ("cpu_usage_cores", "stall", "wait"))
     # Without the ratio the stalled cores are not known either.
-    stalled = columns["cpu_usage_cores"] * columns[_STALL]
-    cpu = columns["cpu_usage_cores"] - (0.0 if config.memory_bytes_per_s else np.nan_to_num(stalled))
+    stalled = cores * ratio
+    cpu = cores - (0.0 if config.memory_bytes_per_s else np.nan_to_num(stalled))
     every = np.ones(len(hosts))
     cpus = sizes.column(hosts, "cpus", config.cpu_cores)
     disks = sizes.column(hosts, "disks", 1.0)
     waits: tuple[_Resource, ...] = (
         ("memory_stall", stalled, config.memory_units * every if config.memory_units else cpus),
-        ("disk_wait", columns[_IO_WAIT], config.disk_units * every if config.disk_units else disks),
+        ("disk_wait", waited, config.disk_units * every if config.disk_units else disks),
         ("network_wait", np.full(len(cpu), np.nan), every),
     )
     used: list[_Resource] = [("cpu", cpu, cpus)]
     unmeasured = dict[str, str]()
-    for (name, column, key), (wait, shares, units) in zip(_RATES, waits, strict=True):
-        speeds = sizes.column(hosts, column, getattr(config, key) or math.nan)
+    for (name, _, key), (wait, shares, units) in zip(_RATES, waits, strict=True):
+        speeds = sizes.column(hosts, key, getattr(config, key) or math.nan)
         if np.isfinite(speeds).any():
             usual = float(np.nanmedian(speeds))
-            rates = np.array(rows[column], dtype=np.float64) / usual
+            rates = np.array(rows[name], dtype=np.float64) / usual
             used.append((name, rates, (np.where(np.isfinite(speeds), speeds, usual) / usual) ** 2))
             if not np.isfinite(rates).any():
                 then = f"; unset placement.{key} to use measured waits" if getattr(config, key) else ""
@@ -251,10 +252,10 @@ def _read(lake: Lake, since: int, until: int) -> dict[str, list[Any]]:
     with lake.objects.session(), answering(_MEMORY_MIB) as connection:
         table = lake.samples(connection, days)
         found = table.filter(table.start_unix_ns >= since, table.start_unix_ns < until)
-        means = {column: found[column].mean() for _, column, _ in _RATES}
-        means |= {column: found[column].mean() for column in ("cpu_usage_cores", _IO_WAIT)}
+        means = {name: found[column].mean() for name, column, _ in _RATES}
+        means |= {"cpu_usage_cores": found.cpu_usage_cores.mean(), "wait": found[_IO_WAIT].mean()}
         cores = found.cpu_usage_cores
-        means[_STALL] = (cores * found[_STALL]).sum() / cores.sum(where=found[_STALL].notnull()).nullif(0)
+        means["stall"] = (cores * found[_STALL]).sum() / cores.sum(where=found[_STALL].notnull()).nullif(0)
         sums = found.group_by(["machine", "vm", "job"]).aggregate(
             windows=found.count(), last=(found.start_unix_ns + found.duration_ns).max(), **means
         )
