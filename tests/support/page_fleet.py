@@ -189,7 +189,7 @@ class PageCentral:
                 "cycles": pa.array((usage * 2e9 * size.window_s).astype(np.int64)),
                 "instructions": pa.array((usage * 2e9 * size.window_s / now_cpi).astype(np.int64)),
                 "memory_stall_ratio": pa.array(np.clip(0.2 * noise, 0, 1)),
-                "io_wait_ratio": pa.array(np.clip(0.02 * noise, 0, 1)),
+                "pressure_io_some_ratio": pa.array(np.clip(0.02 * noise, 0, 1)),
             }
             arrays = [columns.get(f.name, pa.nulls(len(vms), f.type)).cast(f.type, safe=False) for f in SAMPLES]
             table = pa.Table.from_arrays(arrays, schema=SAMPLES)
