@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from central.api.admission import Turns, Worker
+from central.api.known_facts import Facts, sizes_at
 from central.api.lake_queries import LakeTotals, RecentVms
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.requests import away
@@ -143,6 +144,7 @@ class Context:
         importers: tuple[str, ...] = (),
         gap_ns: int = 900 * 10**9,
         parts: Parts | None = None,
+        facts: Facts | None = None,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         section = placement or PlacementSection()
@@ -166,7 +168,14 @@ class Context:
             lake, self.times, gone_s=section.gone_s, refresh_s=section.refresh_s, clock_unix_ns=clock_unix_ns
         )
         self.refreshing: asyncio.Task[None] | None = None  # which VMs run now
-        live = LiveFleet(lake, section, lambda: [stream.host for stream in registry.connected()], clock_unix_ns)
+        self.facts = facts
+        live = LiveFleet(
+            lake,
+            section,
+            lambda: [stream.host for stream in registry.connected()],
+            clock_unix_ns,
+            lambda unix_ns: sizes_at(self.facts, unix_ns),
+        )
         self.snapshot = SharedAnswer(live.snapshot)
         self.models = ModelFile((runtime or RuntimeSection()).model)
         self.drawing, self.predicting, self.comparing = Worker(16), Worker(64), Worker(4)

@@ -14,7 +14,7 @@ from central.api.limits import MAX_HOSTS, MAX_TIME_UNIX_NS, NUMBERS
 from central.api.requests import ApiError, unknown, wrong, wrong_field
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Interval, TooLittleCovered, compare
-from central.upgrades.lake_rows import WEIGHTS, NoTaskError, Quotas, Side, metrics, quotas_of, read_places, read_side
+from central.upgrades.lake_rows import WEIGHTS, NoTaskError, Quotas, Side, metrics, read_places, read_side
 from central.upgrades.plan import Plan, PlanOptions, make_plan
 from central.upgrades.tables import Rows, jobs_of
 from whitepanda.common.errors import InputError
@@ -36,9 +36,14 @@ _PLANNED = ("job", "observe", "instances", "weight", "mean", "std", "cost")
 _COMPARED = ("weight", "current", "new", "p", "adjusted_p", "verdict")
 
 
-def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_ns: int) -> fleet_pb2.ObservationPlan:
-    """Answer PlanObservation; raises ApiError, InputError where the margin is out of reach, and LakeError."""
-    quotas = _quotas(lake, request)
+def plan_observation(
+    lake: Lake, request: fleet_pb2.PlanObservationRequest, now_ns: int, known: Quotas
+) -> fleet_pb2.ObservationPlan:
+    """Answer PlanObservation, with the quotas `known`; raises ApiError, InputError where the margin is out of reach.
+
+    Also raises LakeError, and what `known` raises.
+    """
+    quotas = _quotas(request, known)
     options, metric = _plan_options(request), _metric(request.metric)
     side = _side(_JOBS, request, "", (), now_ns)
     rows = _read(lake, side, metric, quotas)
@@ -60,13 +65,13 @@ def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_
 
 
 def compare_sides(
-    lake: Lake, request: fleet_pb2.CompareSidesRequest, now_ns: int, known_hosts: Collection[str] = ()
+    lake: Lake, request: fleet_pb2.CompareSidesRequest, now_ns: int, known: Quotas, known_hosts: Collection[str] = ()
 ) -> fleet_pb2.SideComparison:
-    """Answer CompareSides; raises ApiError and LakeError.
+    """Answer CompareSides, with the quotas `known`; raises ApiError, LakeError, and what `known` raises.
 
     `known_hosts` ever connected; other hosts are refused unless the lake has samples of them.
     """
-    quotas = _quotas(lake, request)
+    quotas = _quotas(request, known)
     metric, options, sides = _metric(request.metric), _compare_options(request), _sides(request, now_ns)
     # CURRENT's weights count.
     current = _read(lake, sides[0], metric, quotas, known_hosts)
@@ -86,11 +91,11 @@ def compare_sides(
     return message
 
 
-def _quotas(lake: Lake, request: Any) -> Quotas | None:
+def _quotas(request: Any, known: Quotas) -> Quotas | None:
     """Return the source of quotas, None if jobs weigh what they use."""
     if request.weigh_by not in ("", *WEIGHTS):
         raise wrong_field("weigh_by", f"must be {' or '.join(WEIGHTS)} (value {request.weigh_by[:80]!r})")
-    return None if request.weigh_by == "use" else quotas_of(lake)
+    return None if request.weigh_by == "use" else known
 
 
 def _plan_options(request: fleet_pb2.PlanObservationRequest) -> PlanOptions:

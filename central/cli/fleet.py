@@ -27,7 +27,7 @@ from central.models.wsmeter import compare as compare_sides
 from central.upgrades import tables
 from central.upgrades.draw import DrawOptions
 from central.upgrades.draw import draw as draw_machines
-from central.upgrades.lake_rows import WEIGHTS, parse_side, parse_sides, quotas_of, read_side
+from central.upgrades.lake_rows import WEIGHTS, parse_side, parse_sides, read_side
 from central.upgrades.messages import comparison_of, comparison_request, jobs_of_plan, plan_of, plan_request
 from central.upgrades.plan import PlanOptions, make_plan
 from central.upgrades.plots import plot_comparison, plot_plan
@@ -53,7 +53,10 @@ _Metric = Annotated[str, typer.Option(metavar="COL", help="Column of the metric;
 _Central = Annotated[str, typer.Option(metavar="HOST:PORT", help="Use central's lake instead of files.")]
 _Top = Annotated[int | None, typer.Option(min=1, help="Only this many of the heaviest jobs.")]
 _WeighBy = Annotated[
-    str, typer.Option(help="Of a lake: jobs weigh their VMs' CPU quota, or the cores that they use: quota or use.")
+    str,
+    typer.Option(
+        help="With --central or --lake: jobs weigh their VMs' CPU quota, or the cores they use: quota or use."
+    ),
 ]
 _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
 
@@ -107,7 +110,7 @@ def plan(
     is_live = bool(central or operator.fleet)
     if not (jobs or is_live):
         raise InputError("JOBS is needed, or --central HOST:PORT or --fleet NAME for the jobs of its lake")
-    _check_weight(weigh_by, is_lake=is_live)
+    _check_weight(weigh_by, is_live=is_live)
     file = None if is_live else Path(jobs)
     check_output(plot, "--plot", PICTURES, others={"JOBS": file, "--observed": observed})
     options = PlanOptions(margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None)
@@ -156,7 +159,7 @@ def compare(
     is_live = bool(central or operator.fleet)
     if lake and is_live:
         raise InputError("--lake: is read here, --central is asked for its own; give one of them")
-    _check_weight(weigh_by, is_lake=bool(lake) or is_live)
+    _check_weight(weigh_by, is_live=is_live, lake=lake)
     files = {} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)}
     check_output(plot, "--plot", PICTURES, others=files)
     options: dict[str, Any] = {
@@ -173,7 +176,7 @@ def compare(
     else:
         if not lake and Path(current).exists() and Path(new).exists() and Path(current).samefile(new):
             say_warning("CURRENT and NEW are the same file")
-        rows = _read_sides(current, new, metric, lake, weigh_by)
+        rows = _read_sides(current, new, metric, lake)
         found = _compared(*rows, options)
         metric, weighed_by, in_all = rows[0].metric, rows[0].weighed_by, len(found.jobs)
     if plot is not None:
@@ -272,14 +275,16 @@ def simulate(
     report(found, [f"{len(named.job):,} instances written to {out}"], json=json)
 
 
-def _check_weight(weigh_by: str, *, is_lake: bool) -> None:
-    if weigh_by and not is_lake:
+def _check_weight(weigh_by: str, *, is_live: bool, lake: str = "") -> None:
+    if weigh_by and not (is_live or lake):
         raise InputError("--weigh-by: is for a lake; a file has a column weight or quota")
     if weigh_by not in ("", *WEIGHTS):
         raise InputError(f"--weigh-by {weigh_by}: must be {' or '.join(WEIGHTS)}")
+    if lake and weigh_by != "use":
+        raise InputError("--lake: a lake has no CPU quotas, central knows them: ask with --central, or --weigh-by use")
 
 
-def _read_sides(current: str, new: str, metric: str, lake: str, weigh_by: str) -> tuple[tables.Rows, tables.Rows]:
+def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[tables.Rows, tables.Rows]:
     """Read the instances of both sides, from files or a lake."""
     if not lake:
         rows = tables.read_rows(Path(current), metric)
@@ -288,8 +293,7 @@ def _read_sides(current: str, new: str, metric: str, lake: str, weigh_by: str) -
     opened, sides = Lake(lake), parse_sides(current, new)
     if not opened.days():
         raise UnavailableError(f"lake {lake}: has no samples; is it central.lake_dir, or lake in central.state_dir?")
-    quotas = None if weigh_by == "use" else quotas_of(opened)
-    return read_side(opened, sides[0], metric or "ipc", quotas), read_side(opened, sides[1], metric or "ipc", None)
+    return read_side(opened, sides[0], metric or "ipc", None), read_side(opened, sides[1], metric or "ipc", None)
 
 
 def _compared(current: tables.Rows, new: tables.Rows, options: dict[str, Any]) -> Comparison:

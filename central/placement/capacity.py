@@ -47,6 +47,7 @@ class Sizes:
 
     hosts: Mapping[str, HostSize] = field(default_factory=dict)
     vms: Mapping[str, VmSize] = field(default_factory=dict)
+    problem: str = ""  # why nothing is known
 
     def column(self, hosts: Sequence[str], name: str, unknown: float) -> Floats:
         """Return one size of each host, `unknown` where it is not known (or there is no such size)."""

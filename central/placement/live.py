@@ -92,7 +92,7 @@ class Snapshot:
     sizes: dict[str, VmSize]  # by job, its largest VM's where that is known
     vms: tuple[int, ...]
     running: tuple[tuple[str, ...], ...]  # by host, the job of each of these VMs that is busy (`BUSY_CORES`)
-    unmeasured: dict[str, str]  # why resources are left out
+    unmeasured: dict[str, str]  # why resources are left out, or facts
 
     def rank(self, loading: Floats, top: int, size: VmSize = UNKNOWN_VM) -> LiveRanking:
         """Rank hosts for a VM with this loading and size; a resource with NaN does not count. Full hosts come last.
@@ -166,6 +166,8 @@ def make_snapshot(
     """
     hosts = sorted({*connected, *rows["machine"]})
     used, unmeasured = _resources(config, rows, hosts, sizes)
+    if sizes.problem:
+        unmeasured["facts"] = sizes.problem
     names, columns, units = zip(*used, strict=True)
     shares = np.column_stack(columns)
     index = {name: k for k, name in enumerate(hosts)}

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 SIDE_KEYS = ("hosts", "platform", "from", "until")
 #: What a job can weigh: its VMs' CPU quota, or the cores that they use.
 WEIGHTS = ("quota", "use")
-#: Of VMs with facts in [since, until), in ns since 1970 (None: any time), the last CPU quota, in cores.
-Quotas = Callable[[int | None, int | None], Mapping[str, float]]
+#: CPU quotas of VMs at a time in ns since 1970, in cores.
+Quotas = Callable[[int], Mapping[str, float]]
+#: At so many moments of a side quotas are asked for, the last first, until those of all its VMs are known.
+_MOMENTS = 8
 _KEY = re.compile(rf"(?:^|,)\s*(rest|{'|'.join(SIDE_KEYS)})\s*(?:=|(?=,|$))")
 _COUNTED = ("ipc", "mips")
 
@@ -116,8 +118,9 @@ def read_side(
         (jobs,), number = group(observed.job)
         used = sums(number, column["usage"].astype(np.float64), len(jobs))
         return Rows(observed, Shares(jobs, used), metric, "use")
-    known = quotas(side.from_ns, side.until_ns)
-    weights = quota_shares(observed.job, column["vm"].astype(str), column["time_ns"].astype(np.float64), known)
+    vms = column["vm"].astype(str)
+    known = known_quotas(quotas, set(vms.tolist()), int(column["begin"].min()), int(column["end"].max()))
+    weights = quota_shares(observed.job, vms, column["time_ns"].astype(np.float64), known)
     if not len(weights.job):
         raise InputError(
             f"side '{side.text}': no CPU quota of any of its VMs is known, by facts from agents; take another time, or "
@@ -126,9 +129,16 @@ def read_side(
     return Rows(observed, weights, metric, "quota")
 
 
-def quotas_of(_lake: Lake) -> Quotas:
-    """Return the quotas that a lake's facts know."""
-    return lambda _since, _until: {}
+def known_quotas(quotas: Quotas, vms: set[str], since_ns: int, until_ns: int) -> dict[str, float]:
+    """Return the last quota known of each VM in a time: VMs may be gone before its end, or come after its begin."""
+    found = dict[str, float]()
+    for k in range(_MOMENTS):
+        unknown = vms - found.keys()
+        if not unknown:
+            break
+        now = quotas(until_ns - 1 - k * (until_ns - since_ns) // _MOMENTS)
+        found |= {vm: now[vm] for vm in unknown & now.keys()}
+    return found
 
 
 def quota_shares(job: Column, vm: Column, time_ns: Floats, known: Mapping[str, float]) -> Shares:
@@ -189,7 +199,7 @@ def _filtered(samples: ir.Table, side: Side) -> ir.Table:
 
 
 def _tasks(samples: ir.Table, metric: str) -> ir.Table:
-    """Return machine, vm, job, value, usage, time_ns: a row per task whose value and usage are known and above 0."""
+    """Return machine, vm, job, value, usage, time_ns, begin, end: a row per task with known value and usage above 0."""
     usage = (samples.cpu_usage_cores * samples.duration_ns).sum() / samples.duration_ns.sum()
     if metric in _COUNTED:
         known = samples.instructions.notnull() & (samples.cycles.notnull() if metric == "ipc" else True)
@@ -201,7 +211,11 @@ def _tasks(samples: ir.Table, metric: str) -> ir.Table:
         known = column.notnull() & ~column.isnan()
         value = (column * samples.duration_ns).sum(where=known) / samples.duration_ns.sum(where=known).nullif(0)
     tasks = samples.group_by("machine", "vm", "job").aggregate(
-        value=value, usage=usage, time_ns=samples.duration_ns.sum()
+        value=value,
+        usage=usage,
+        time_ns=samples.duration_ns.sum(),
+        begin=samples.start_unix_ns.min(),
+        end=(samples.start_unix_ns + samples.duration_ns).max(),
     )
     return tasks.filter(tasks.value.notnull(), tasks.value > 0, tasks.usage > 0).order_by("machine", "vm", "job")
 

@@ -1,6 +1,7 @@
 """For tests of `whitepanda fleet`: the command in this process, tables to give it, and a lake."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
-from central.api import upgrade_answers
 from central.cli import _fleet_tables, _outputs
 from central.cli import fleet as command
 from central.lake.schema import SAMPLES
@@ -69,23 +69,33 @@ def samples(host, platform, start_ns, ipc, jobs=("a", "b")):
         known = {"host": host, "spool_id": "s", "sequence": start_ns // 10**9, "machine": host, "vm": f"{host}-{job}"}
         known |= {"epoch": "e", "job": job, "platform": platform, "latency_sensitive": False, "start_unix_ns": start_ns}
         known |= {"duration_ns": 10**10, "cpu_usage_cores": 1.0 + k, "cpi": 1 / ipc}
-        rows.append(known | {"cycles": 10**9, "instructions": round(ipc * 10**9)})
+        rows.append(known | {"cycles": 1e9, "instructions": ipc * 1e9})
     return rows
-
-
-def quotas_of(_lake):
-    """A VM of job a has a quota of 2 cores, of job b of 1: not as they use the CPU."""
-    return lambda _since, _until: {f"h{host:02}-{job}": cores for host in range(40) for job, cores in QUOTAS.items()}
 
 
 QUOTAS = {"a": 2.0, "b": 1.0}
 
 
+def quotas(_unix_ns):
+    """A VM of job a has a quota of 2 cores, of job b of 1: not as they use the CPU."""
+    return {f"h{host:02}-{job}": cores for host in range(40) for job, cores in QUOTAS.items()}
+
+
+class QuotaFacts:
+    """Facts that know `quotas`, in pages."""
+
+    def vms_at(self, unix_ns, *, after, limit):
+        every = [(vm[:3], vm, cores) for vm, cores in sorted(quotas(unix_ns).items())]
+        page = [each for each in every if each[:2] > after][:limit]
+        return [SimpleNamespace(host=host, vm=vm, vcpus=9, memory_bytes=None, cores=cores) for host, vm, cores in page]
+
+    def hosts_at(self, _unix_ns, *, after, limit):
+        return []
+
+
 @pytest.fixture
-def lake(tmp_path, monkeypatch):
-    """Day 0: all hosts alike, odd ones of platform Q. Day 1: hosts 0 to 9 have 10 % more IPC. Quotas: `quotas_of`."""
-    for module in (command, upgrade_answers):
-        monkeypatch.setattr(module, "quotas_of", quotas_of)
+def lake(tmp_path):
+    """Day 0: all hosts alike, odd ones of platform Q. Day 1: hosts 0 to 9 have 10 % more IPC."""
     rng = np.random.default_rng(0)
     rows = []
     for day in (0, 1):

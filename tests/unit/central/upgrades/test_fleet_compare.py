@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.cli import _fleet_tables
-from central.cli import fleet as command
+from central.lake.segments import Lake
 from central.plotting.figures import bar, signed_bar
-from central.upgrades.lake_rows import quota_shares
+from central.upgrades.lake_rows import Side, known_quotas, quota_shares, read_side
 from tests.support.fleet_cli import rows_file, write
+from whitepanda.common.errors import InputError
 
 
 def test_compare_reports_the_difference_and_what_it_is_of(run, tmp_path) -> None:
@@ -102,21 +103,15 @@ def test_sides_of_the_lake(run, lake) -> None:
     hosts = lake.parent / "test.csv"
 
     def percent(current, new, *arguments):
-        code, out, err = run("compare", current, new, "--lake", lake, "--json", *arguments)
+        code, out, err = run("compare", current, new, "--lake", lake, "--weigh-by", "use", "--json", *arguments)
         assert (code, err) == (0, "")
         return json.loads(out)
 
     by_hosts = percent("rest,from=1970-01-02", f"hosts={hosts},from=1970-01-02T00:00Z")
     assert by_hosts["difference_percent"]["value"] == pytest.approx(10, abs=1.5)
     assert by_hosts["machines"] == {"current": 30, "new": 10}
-    assert by_hosts["weighed_by"] == "quota"
+    assert by_hosts["weighed_by"] == "use"
     assert [(row["job"], row["weight"]) for row in by_hosts["jobs"]] == [
-        ("a", pytest.approx(2 / 3)),
-        ("b", pytest.approx(1 / 3)),
-    ]
-    by_use = percent("rest,from=1970-01-02", f"hosts={hosts},from=1970-01-02", "--weigh-by", "use")
-    assert by_use["weighed_by"] == "use"
-    assert [(row["job"], row["weight"]) for row in by_use["jobs"]] == [
         ("b", pytest.approx(2 / 3)),
         ("a", pytest.approx(1 / 3)),
     ]
@@ -143,20 +138,30 @@ def test_quotas_by_hand():
     assert not len(quota_shares(job, vm, time_ns, {}).job)
 
 
-def test_use_does_not_stand_for_unknown_quotas(run, lake, monkeypatch):
+def test_use_does_not_stand_for_unknown_quotas(run, lake) -> None:
     sides = ("until=1970-01-02", "from=1970-01-02", "--lake", lake)
-    monkeypatch.setattr(command, "quotas_of", lambda _lake: lambda _since, _until: {})
     code, out, err = run("compare", *sides)
-    said = "side 'until=1970-01-02': no CPU quota of any of its VMs is known, by facts from agents; take another time"
-    assert (code, out, said in err, err.count("\n")) == (3, "", True, 1)
-    monkeypatch.setattr(command, "quotas_of", lambda _lake: lambda _since, _until: {"h01-b": 1.0})
-    code, out, err = run("compare", *sides, "--json")
-    found = json.loads(out)
-    assert (code, found["weighed_by"], found["left_out"]) == (0, "quota", {"no_weight": 1})
-    assert [(row["job"], row["weight"]) for row in found["jobs"]] == [("b", 1.0)]
+    said = "--lake: a lake has no CPU quotas, central knows them: ask with --central, or --weigh-by use"
+    assert (code, out, err) == (3, "", f"error: {said}\n")
     assert run("compare", *sides, "--weigh-by", "cores")[2] == "error: --weigh-by cores: must be quota or use\n"
     code, _, err = run("compare", lake.parent / "test.csv", lake.parent / "test.csv", "--weigh-by", "use")
     assert (code, "--weigh-by: is for a lake; a file has a column weight or quota" in err) == (3, True)
+    with pytest.raises(InputError, match="side 'all': no CPU quota of any of its VMs is known, by facts from agents"):
+        read_side(Lake(lake), Side("all"), "ipc", lambda _unix_ns: {})
+    found = read_side(Lake(lake), Side("all"), "ipc", lambda _unix_ns: {"h01-b": 1.0})
+    assert (found.weighed_by, found.weights.job.tolist(), found.weights.weight.tolist()) == ("quota", ["b"], [40.0])
+
+
+def test_the_last_quota_in_the_time_counts_also_of_vms_that_are_gone() -> None:
+    asked = []
+
+    def quotas(unix_ns):
+        asked.append(unix_ns)
+        return {"stays": float(unix_ns), "other": 9.0} | ({"gone": 2.0} if unix_ns < 300 else {})
+
+    assert known_quotas(quotas, {"stays", "gone"}, 0, 800) == {"stays": 799.0, "gone": 2.0}
+    assert asked == [799, 699, 599, 499, 399, 299]
+    assert known_quotas(quotas, {"nobody"}, 0, 800) == {}
 
 
 def test_sides_that_are_none_get_one_line(run, lake) -> None:
@@ -172,14 +177,14 @@ def test_sides_that_are_none_get_one_line(run, lake) -> None:
         (hosts, hosts, 3, "are the same samples"),
         ("platform=Z", hosts, 3, "side 'platform=Z': no task of the lake has ipc there"),
     ):
-        found, _, err = run("compare", current, new, "--lake", lake)
+        found, _, err = run("compare", current, new, "--lake", lake, "--weigh-by", "use")
         assert (found, message in err, err.count("\n")) == (code, True, 1), err
-    code, _, err = run("compare", "rest", hosts, "--lake", lake, "--metric", "nonsense")
+    code, _, err = run("compare", "rest", hosts, "--lake", lake, "--weigh-by", "use", "--metric", "nonsense")
     assert (code, "metric nonsense is not in the lake; it has ipc, mips, cpi" in err) == (3, True)
     (lake.parent / "empty").mkdir()
-    code, _, err = run("compare", "rest", hosts, "--lake", lake.parent / "empty")
+    code, _, err = run("compare", "rest", hosts, "--weigh-by", "use", "--lake", lake.parent / "empty")
     assert (code, "empty: has no samples; is it central.lake_dir" in err) == (4, True)
-    code, _, err = run("compare", "rest", hosts, "--lake", lake / "no")
+    code, _, err = run("compare", "rest", hosts, "--weigh-by", "use", "--lake", lake / "no")
     assert (code, "no such folder" in err) == (4, True)
 
 
