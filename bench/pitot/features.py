@@ -119,8 +119,8 @@ def main(arguments: list[str]) -> int:
                     found.setdefault(what, {}).setdefault(variant, []).append(error)
         for what, by_variant in found.items():
             cells, unit = [], np.concatenate(units[what])
-            error = {variant: np.concatenate(parts) for variant, parts in by_variant.items()}
-            compared = {**error, "difference": error["host facts"] - error["none"]}
+            compared = {variant: np.concatenate(parts) for variant, parts in by_variant.items()}
+            compared["difference"] = compared["host facts"] - compared["none"]
             for name, value in compared.items():
                 mean, low, high = interval(value, unit)
                 cells.append(f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" if name == "difference" else f"{mean:.1f}")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from central.api.admission import Turns, Worker
-from central.api.known_facts import Facts, sizes_at
 from central.api.lake_queries import LakeTotals, RecentVms
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.requests import away
@@ -27,6 +26,7 @@ from central.lake.segment_times import SegmentTimes
 from central.lake.segments import Lake
 from central.lake.vm_windows import VmWindows
 from central.own_threads import SharedAnswer
+from central.placement.known_facts import Facts, sizes_at
 from central.placement.live import LiveFleet
 from central.validation.events import EventRow
 from whitepanda.common.errors import InputError

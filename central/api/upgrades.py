@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import grpc
 
 from central.api.context import Context
-from central.api.known_facts import quotas_at
 from central.api.requests import ApiError, away, wrong, wrong_field
 from central.incidents.store import StoreError
 from central.lake.errors import LakeError
+from central.placement.known_facts import quotas_at
 from whitepanda.common.errors import FieldError, InputError
 from whitepanda.v1 import fleet_pb2
 
