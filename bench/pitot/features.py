@@ -3,10 +3,11 @@
     python -m bench.pitot.features --out FOLDER [--folds 5] [--steps 1000] [--runs 0,10] [--data FOLDER]
 
 Each fold holds out a part of the machines and a part of the applications (sizes of one program together). The fit gets
-all rows without them, and RUNS of each held-out workload and platform; its test is all their other rows. Three fits
-differ by features: none; what host facts have of these platforms (the size of the last-level cache, where known, as
-`central.runtimes.fact_features` makes it); and all that the data set has, as an upper bound. Intervals draw machines
-(of new platforms) or applications (of new workloads) again. A fit that is in the folder is not made again.
+all rows without them, and RUNS of each held-out workload and platform; its test is all their other rows. Fits differ by
+features: none; what host facts have of these platforms, the size of the last-level cache; also the clock and the other
+caches, which facts could have; and all that the data set has, as an upper bound. A size is its logarithm, standardised;
+0 where it is not known, with a column that says so. Intervals draw machines (of new platforms) or applications (of new
+workloads) again. A fit that is in the folder is not made again.
 """
 
 import argparse
@@ -21,12 +22,12 @@ import numpy as np
 
 from bench.pitot.study import Data, blind
 from central.models.pitot import log_runtimes
-from central.runtimes.fact_features import columns_of
 from central.runtimes.fit import FitOptions, fit
 from central.runtimes.tables import Features
 
 SEED, DRAWS = 20, 1000
-VARIANTS = ("none", "host facts", "all")
+VARIANTS = ("none", "host facts", "clock and caches", "all")
+SIZES = {"host facts": ("l3_size",), "clock and caches": ("l3_size", "l2_size", "l1d_size", "l1i_size", "cpufreq")}
 _SIZE = re.compile(r"(_[lms]|\d+)$")
 
 
@@ -36,11 +37,29 @@ def groups(names: tuple[str, ...], of: str) -> np.ndarray:
     return np.unique(keys, return_inverse=True)[1]
 
 
-def host_facts(platforms: Features) -> Features:
-    """Only what facts have: the last-level cache. The data set's size is the logarithm (base 2) of MiB or so."""
-    at, known = (platforms.columns.index(name) for name in ("l3_size", "l3_size:ind"))
-    sizes = [2.0 ** row[at] if row[known] > 0 and row[at] > -1 else None for row in platforms.values]
-    columns = columns_of([{"llc_bytes": size} for size in sizes])
+def columns_of(sizes: dict[str, list[float | None]]) -> dict[str, np.ndarray]:
+    """Features of sizes: standardised logarithms, 0 where not known, with a column `NAME_known`."""
+    found = {}
+    for name, of in sizes.items():
+        values = np.array([np.nan if size is None else np.log(size) for size in of])
+        known = np.isfinite(values)
+        found[name] = np.where(known, (values - values[known].mean()) / (values[known].std() + 1e-9), 0.0)
+        if not known.all():
+            found[f"{name}_known"] = known.astype(np.float64)
+    return found
+
+
+def sizes_of(platforms: Features, names: tuple[str, ...]) -> Features:
+    """Only these sizes. The data set has base-2 logarithms; caches also whether they are known."""
+    at = {name: platforms.columns.index(name) for name in platforms.columns}
+    known = {name: platforms.values[:, at[f"{name}:ind"]] > 0 for name in names if f"{name}:ind" in at}
+    sizes = {}
+    for name in names:
+        is_known = known.get(name, np.ones(len(platforms.values), dtype=bool))
+        sizes[name] = [
+            2.0 ** row[at[name]] if there else None for row, there in zip(platforms.values, is_known, strict=True)
+        ]
+    columns = columns_of(sizes)
     return replace(platforms, columns=tuple(columns), values=np.column_stack(list(columns.values())))
 
 
@@ -73,7 +92,7 @@ def errors(data: Data, variant: str, fold: int, given: argparse.Namespace, runs:
     workloads, platforms = data.workloads, data.platforms
     if variant != "all":
         workloads = blind(workloads)
-        platforms = blind(platforms) if variant == "none" else host_facts(platforms)
+        platforms = sizes_of(platforms, SIZES[variant]) if variant in SIZES else blind(platforms)
     options = FitOptions(members=1, quantiles=(), training={"steps": given.steps})
     model = fit(data.rows.take(fitted), data.log_us[fitted], workloads, platforms, options, {})
     found = {}
@@ -103,7 +122,7 @@ def main(arguments: list[str]) -> int:
         groups(data.workloads.names.names, "workload"),
     )
     lines = [f"| new | runs given | rows asked | {' | '.join(VARIANTS)} | host facts less none |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|---|---|---|")
     results = []
     for runs in map(int, given.runs.split(",")):
         found: dict[str, dict[str, list[np.ndarray]]] = {}
