@@ -32,7 +32,7 @@ from central.placement.pairs import best_constant
 from collector.simulated.contention import Parameters, Rates, contend, parameters
 from collector.simulated.profiles import APPLICATIONS, HOST, NOISE, STRESSORS, Application
 
-CONTROL_BAR = 0.05
+CONTROL_BAR = 0.02
 _S_NS = 10**9
 _VMS = 8  # on each host at most
 _DRAWS = 1000

@@ -123,6 +123,12 @@ async def test_jobs_weigh_quota_or_where_asked_use(asked, local):  # noqa: F811
         assert found["weighed_by"] == (asked_by or "quota")
 
 
+async def test_the_mutant_that_weighs_by_use_silently_is_noticed(asked, local, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("central.api.upgrade_answers._quotas", lambda _request, _known: None)
+    with pytest.raises(AssertionError):
+        await test_jobs_weigh_quota_or_where_asked_use(asked, local)
+
+
 async def test_a_plan_counts_jobs_without_a_quota(asked, local, monkeypatch):  # noqa: F811
     path = f"/v1/observation-plan?margin_percent=0.5&until_unix_ns={DAY_NS}"
     monkeypatch.setattr("tests.support.fleet_cli.QUOTAS", {"a": 2.0})

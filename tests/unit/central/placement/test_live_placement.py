@@ -18,7 +18,7 @@ from central.config import PlacementSection
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.own_threads import SharedAnswer
-from central.placement.capacity import HostSize, Room, Sizes, VmSize
+from central.placement.capacity import Capacity, HostSize, Room, Sizes, VmSize
 from central.placement.live import LiveFleet
 from central.validation.samples import StoredBatch, samples_tables
 from collector.base import Reason
@@ -249,6 +249,19 @@ def test_full_hosts_come_last_with_the_reason_and_unknown_capacity_is_not_full(l
     for settings in ({"memory_overcommit": 1.5}, {"memory_overcommit": 0}):
         rooms = sized(lake, **settings).rank(np.array([1.0]), 10, VmSize(1, 3 * GIB)).rooms
         assert (rooms[1], bool(rooms[2].unknown)) == (Room(), True)
+
+
+def test_the_mutant_that_ignores_memory_is_noticed(lake, monkeypatch):
+    monkeypatch.setattr(Capacity, "full", lambda self, size: self.amounts[0].is_full(size.vcpus))
+    with pytest.raises(AssertionError):
+        test_full_hosts_come_last_with_the_reason_and_unknown_capacity_is_not_full(lake)
+
+
+def test_the_mutant_that_takes_unknown_capacity_for_full_is_noticed(lake, monkeypatch):
+    honest = Capacity.full
+    monkeypatch.setattr(Capacity, "full", lambda self, size: honest(self, size) | np.isnan(self.amounts[0].limit))
+    with pytest.raises(AssertionError):
+        test_full_hosts_come_last_with_the_reason_and_unknown_capacity_is_not_full(lake)
 
 
 def test_nobody_can_tell_without_the_sizes_of_the_vm_or_of_those_there(lake):
