@@ -136,16 +136,19 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Loading vectors of the live fleet: what a usual host can do."""
+    """Loading vectors of the live fleet, and how full a host may be; host facts come first where they are known."""
 
-    cpu_cores: Annotated[float, Meta(ge=1, le=1e6)] = 32.0  # cores of a host
-    # cores whose waits its memory serves at once; 0 = as many as cpu_cores
+    cpu_cores: Annotated[float, Meta(ge=1, le=1e6)] = 32.0  # cores of a host without facts
+    # vCPUs per logical CPU; a host with more is full. Nova's default; 0 = never full
+    cpu_overcommit: Annotated[float, Meta(ge=0, le=1e6)] = 4.0
+    memory_overcommit: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # the same of the VMs' memory over the host's
+    # cores whose waits its memory serves at once; 0 = as many as it has
     memory_units: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    disk_units: Annotated[float, Meta(ge=1, le=1e6)] = 1.0  # VMs whose waits its disks serve at once
+    disk_units: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # VMs whose waits its disks serve at once; 0 = its disks
     # memory bandwidth, to take rates instead of measured waits; 0 = waits
     memory_bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
     disk_bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] = 0.0  # the same of its disks, read and written
-    network_bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] = 0.0  # the same of its network; 0 = it is left out
+    network_bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] = 0.0  # of its network; 0 = its NICs
     window_s: Annotated[float, Meta(ge=60, le=86_400)] = 900.0  # how far back windows are read
     gone_s: Annotated[float, Meta(ge=60, le=86_400)] = 300.0  # a VM without windows for so long is on no host any more
     refresh_s: Annotated[float, Meta(ge=0, le=86_400)] = 60.0  # how old an answer may be

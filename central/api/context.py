@@ -32,6 +32,7 @@ from central.lake.segment_times import SegmentTimes
 from central.lake.segments import Lake
 from central.lake.vm_windows import VmWindows
 from central.own_threads import SharedAnswer
+from central.placement.known_facts import Facts, sizes_at
 from central.placement.live import LiveFleet
 from central.validation.events import EventRow
 from whitepanda.common.errors import InputError
@@ -160,6 +161,7 @@ class Context:
         gap_ns: int = 900 * 10**9,
         slot_s: float = 300.0,
         parts: Parts | None = None,
+        facts: Facts | None = None,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         section = placement or PlacementSection()
@@ -186,7 +188,14 @@ class Context:
         )
         self.on_written: Callable[[], None] = lambda: None  # called when somebody has changed how incidents are handled
         self.refreshing: asyncio.Task[None] | None = None  # which VMs run now
-        live = LiveFleet(lake, section, lambda: [stream.host for stream in registry.connected()], clock_unix_ns)
+        self.facts = facts
+        live = LiveFleet(
+            lake,
+            section,
+            lambda: [stream.host for stream in registry.connected()],
+            clock_unix_ns,
+            lambda unix_ns: sizes_at(self.facts, unix_ns),
+        )
         self.snapshot = SharedAnswer(live.snapshot)
         self.models = ModelFile((runtime or RuntimeSection()).model)
         self.drawing, self.predicting, self.comparing = Worker(16), Worker(64), Worker(4)

@@ -55,6 +55,7 @@ _MOST: dict[str, int] = {
     "points": MAX_POINTS,
     "min_instances": MAX_COUNT,
     "id": 2**63 - 1,
+    "memory_bytes": 2**53 - 1,
 }
 _MOST_OF: dict[tuple[str, str], int] = {
     ("PlanObservationRequest", "top"): MAX_COUNT,
@@ -93,6 +94,7 @@ NUMBERS: Mapping[str, Numbers] = {
     "min_coverage": Numbers(0.0, 1.0),
     "confidence": Numbers(0.5, 0.9999, or_zero=True),
     "epsilons": Numbers(0.0, MAX_EPSILON, is_open=True),
+    "vcpus": Numbers(0.0, 1e4),
 }
 
 

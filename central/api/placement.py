@@ -3,8 +3,10 @@
 import numpy as np
 
 from central.api.context import Context
+from central.api.limits import NUMBERS
 from central.api.requests import read_page, read_top, unknown, wrong, wrong_field
 from central.models.groups import Floats
+from central.placement.capacity import UNKNOWN_VM, VmSize
 from central.placement.live import Snapshot
 from central.placement.tables import numbers_by_name
 from whitepanda.common.errors import InputError
@@ -43,13 +45,13 @@ async def list_loadings(
 
 
 async def rank_hosts(context: Context, request: fleet_pb2.RankHostsRequest) -> fleet_pb2.HostRanking:
-    """Hosts for a new VM, where it would suffer least first."""
+    """Hosts for a new VM, where it would suffer least first; those that are full come last."""
     if bool(request.job) == bool(request.loading):
         raise wrong("name either the VM's job, or its loading as cpu=0.5,disk=0.2")
     top = read_top(request.top, _TOP)
     now = await context.snapshot.get()
-    loading = _loading(now, request)
-    ranking = now.rank(loading, top)
+    loading, size = _loading(now, request), _size(now, request)
+    ranking = now.rank(loading, top, size)
     return fleet_pb2.HostRanking(
         resources=now.resources,
         loading=loading.tolist(),
@@ -60,14 +62,28 @@ async def rank_hosts(context: Context, request: fleet_pb2.RankHostsRequest) -> f
                 by_resource=now.by_resource(loading, k).tolist(),
                 total=now.hosts.totals[k].tolist(),
                 vms=now.vms[k],
+                full=ranking.rooms[k].full,
+                room_unknown=ranking.rooms[k].unknown,
             )
             for k in ranking.order.tolist()
         ],
+        vcpus=size.vcpus or 0.0,
+        memory_bytes=round(size.memory_bytes or 0),
         hosts_in_all=len(now.hosts.names),
         since_unix_ns=now.since_unix_ns,
         until_unix_ns=now.until_unix_ns,
         unmeasured=_unmeasured(now),
     )
+
+
+def _size(now: Snapshot, request: fleet_pb2.RankHostsRequest) -> VmSize:
+    """The VM's vCPUs and memory: as asked for, else as its job's largest VM has them."""
+    if not 0.0 <= request.vcpus <= NUMBERS["vcpus"].high:
+        raise wrong_field(
+            "vcpus", f"must be 0 to {NUMBERS['vcpus'].high:g}, or 0 for its job's (value {request.vcpus:g})"
+        )
+    usual = now.sizes.get(request.job, UNKNOWN_VM)
+    return VmSize(request.vcpus or usual.vcpus, request.memory_bytes or usual.memory_bytes)
 
 
 def _unmeasured(now: Snapshot) -> list[fleet_pb2.UnmeasuredResource]:

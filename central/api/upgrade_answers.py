@@ -14,7 +14,7 @@ from central.api.limits import MAX_HOSTS, MAX_TIME_UNIX_NS, NUMBERS
 from central.api.requests import ApiError, unknown, wrong, wrong_field
 from central.lake.segments import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Interval, TooLittleCovered, compare
-from central.upgrades.lake_rows import NoTaskError, Side, metrics, read_places, read_side
+from central.upgrades.lake_rows import WEIGHTS, NoTaskError, Quotas, Side, metrics, read_places, read_side
 from central.upgrades.plan import Plan, PlanOptions, make_plan
 from central.upgrades.tables import Rows, jobs_of
 from whitepanda.common.errors import InputError
@@ -36,11 +36,17 @@ _PLANNED = ("job", "observe", "instances", "weight", "mean", "std", "cost")
 _COMPARED = ("weight", "current", "new", "p", "adjusted_p", "verdict")
 
 
-def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_ns: int) -> fleet_pb2.ObservationPlan:
-    """Answer PlanObservation; raises ApiError, InputError where the margin is out of reach, and LakeError."""
+def plan_observation(
+    lake: Lake, request: fleet_pb2.PlanObservationRequest, now_ns: int, known: Quotas
+) -> fleet_pb2.ObservationPlan:
+    """Answer PlanObservation, with the quotas `known`; raises ApiError, InputError where the margin is out of reach.
+
+    Also raises LakeError, and what `known` raises.
+    """
+    quotas = _quotas(request, known)
     options, metric = _plan_options(request), _metric(request.metric)
     side = _side(_JOBS, request, "", (), now_ns)
-    rows = _read(lake, side, metric)
+    rows = _read(lake, side, metric, quotas)
     jobs = jobs_of(rows)
     if not len(jobs.job):
         raise unknown(f"no job's {metric} varies between its instances there; there is nothing to plan")
@@ -55,19 +61,21 @@ def plan_observation(lake: Lake, request: fleet_pb2.PlanObservationRequest, now_
     if len(made.jobs.job) > _MAX_JOBS:
         count = len(made.jobs.job)
         raise wrong(f"{count:,} jobs are more than an answer holds; set top to {_MAX_JOBS} or less", "top")
-    flat = len(np.unique(rows.observed.job)) - len(jobs.job)
-    return _plan_message(made, rows, flat, side)
+    return _plan_message(made, rows, len(rows.weights.job) - len(jobs.job), side)
 
 
 def compare_sides(
-    lake: Lake, request: fleet_pb2.CompareSidesRequest, now_ns: int, known_hosts: Collection[str] = ()
+    lake: Lake, request: fleet_pb2.CompareSidesRequest, now_ns: int, known: Quotas, known_hosts: Collection[str] = ()
 ) -> fleet_pb2.SideComparison:
-    """Answer CompareSides; raises ApiError and LakeError.
+    """Answer CompareSides, with the quotas `known`; raises ApiError, LakeError, and what `known` raises.
 
     `known_hosts` ever connected; other hosts are refused unless the lake has samples of them.
     """
+    quotas = _quotas(request, known)
     metric, options, sides = _metric(request.metric), _compare_options(request), _sides(request, now_ns)
-    current, new = (_read(lake, side, metric, known_hosts) for side in sides)
+    # CURRENT's weights count.
+    current = _read(lake, sides[0], metric, quotas, known_hosts)
+    new = _read(lake, sides[1], metric, None, known_hosts)
     try:
         found = compare(current.observed, new.observed, current.weights, **options)
     except TooLittleCovered as error:
@@ -81,6 +89,13 @@ def compare_sides(
         setattr(message, f"{name}_since_unix_ns", side.from_ns)
         setattr(message, f"{name}_until_unix_ns", side.until_ns)
     return message
+
+
+def _quotas(request: Any, known: Quotas) -> Quotas | None:
+    """Return the source of quotas, None if jobs weigh what they use."""
+    if request.weigh_by not in ("", *WEIGHTS):
+        raise wrong_field("weigh_by", f"must be {' or '.join(WEIGHTS)} (value {request.weigh_by[:80]!r})")
+    return None if request.weigh_by == "use" else known
 
 
 def _plan_options(request: fleet_pb2.PlanObservationRequest) -> PlanOptions:
@@ -165,9 +180,9 @@ def _side(name: str, request: Any, prefix: str, not_hosts: tuple[str, ...], now_
     return Side(name, hosts or None, not_hosts, platform, since, until)
 
 
-def _read(lake: Lake, side: Side, metric: str, known_hosts: Collection[str] = ()) -> Rows:
+def _read(lake: Lake, side: Side, metric: str, quotas: Quotas | None, known_hosts: Collection[str] = ()) -> Rows:
     try:
-        rows = read_side(lake, side, metric, memory_limit_mib=_MEMORY_MIB, threads=1, max_tasks=_MAX_TASKS)
+        rows = read_side(lake, side, metric, quotas, memory_limit_mib=_MEMORY_MIB, threads=1, max_tasks=_MAX_TASKS)
     except NoTaskError as error:
         raise _why_nothing(lake, side, metric, known_hosts) from error
     except InputError as error:
@@ -245,6 +260,7 @@ def _plan_message(made: Plan, rows: Rows, flat: int, side: Side) -> fleet_pb2.Ob
         coverage=made.coverage,
         jobs_too_few=made.too_few,
         jobs_without_spread=flat,
+        jobs_no_weight=len(np.unique(rows.observed.job)) - len(rows.weights.job),
         since_unix_ns=side.from_ns or 0,
         until_unix_ns=side.until_ns or 0,
     )

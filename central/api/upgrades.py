@@ -1,13 +1,16 @@
 """WSMeter: what to observe for a margin, and whether the fleet became faster."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 
 from central.api.context import Context
-from central.api.requests import ApiError, wrong, wrong_field
+from central.api.requests import ApiError, away, wrong, wrong_field
+from central.incidents.store import StoreError
 from central.lake.errors import LakeError
+from central.placement.known_facts import quotas_at
 from whitepanda.common.errors import FieldError, InputError
 from whitepanda.v1 import fleet_pb2
 
@@ -16,13 +19,16 @@ Answer = TypeVar("Answer")
 
 async def plan(context: Context, request: fleet_pb2.PlanObservationRequest) -> fleet_pb2.ObservationPlan:
     """How many instances of which jobs to observe for a margin, at the least cost."""
-    return await _run(context, lambda answers: answers.plan_observation(context.lake, request, context.clock_unix_ns()))
+    lake, known = context.lake, partial(quotas_at, context.facts)
+    return await _run(context, lambda answers: answers.plan_observation(lake, request, context.clock_unix_ns(), known))
 
 
 async def compare(context: Context, request: fleet_pb2.CompareSidesRequest) -> fleet_pb2.SideComparison:
     """The weighted metric of the jobs that both sides have, and its difference."""
-    lake, hosts = context.lake, context.journal.hosts
-    return await _run(context, lambda answers: answers.compare_sides(lake, request, context.clock_unix_ns(), hosts))
+    lake, known, hosts = context.lake, partial(quotas_at, context.facts), context.journal.hosts
+    return await _run(
+        context, lambda answers: answers.compare_sides(lake, request, context.clock_unix_ns(), known, hosts)
+    )
 
 
 async def _run(context: Context, ask: Callable[[Any], Answer]) -> Answer:
@@ -39,5 +45,7 @@ async def _run(context: Context, ask: Callable[[Any], Answer]) -> Answer:
         raise wrong_field(error.field, error.problem) from error
     except InputError as error:
         raise wrong(str(error)) from error
+    except StoreError as error:
+        raise away(f"facts of VMs do not answer: {error}; is their database up? Or weigh by use") from error
     except LakeError as error:
         raise ApiError(grpc.StatusCode.INTERNAL, str(error)) from error

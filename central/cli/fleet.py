@@ -27,7 +27,7 @@ from central.models.wsmeter import compare as compare_sides
 from central.upgrades import tables
 from central.upgrades.draw import DrawOptions
 from central.upgrades.draw import draw as draw_machines
-from central.upgrades.lake_rows import parse_side, parse_sides, read_side
+from central.upgrades.lake_rows import WEIGHTS, parse_side, parse_sides, read_side
 from central.upgrades.messages import comparison_of, comparison_request, jobs_of_plan, plan_of, plan_request
 from central.upgrades.plan import PlanOptions, make_plan
 from central.upgrades.plots import plot_comparison, plot_plan
@@ -52,6 +52,12 @@ _MinCoverage = Annotated[float, typer.Option(min=0.0, max=1.0, help="Refuse if j
 _Metric = Annotated[str, typer.Option(metavar="COL", help="Column of the metric; default: value, ipc or mips.")]
 _Central = Annotated[str, typer.Option(metavar="HOST:PORT", help="Use central's lake instead of files.")]
 _Top = Annotated[int | None, typer.Option(min=1, help="Only this many of the heaviest jobs.")]
+_WeighBy = Annotated[
+    str,
+    typer.Option(
+        help="With --central or --lake: jobs weigh their VMs' CPU quota, or the cores they use: quota or use."
+    ),
+]
 _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
 
 
@@ -79,6 +85,7 @@ def plan(
     machine_std_percent: Annotated[
         float | None, typer.Option(min=0.0, help="Of machines' means: shows what the baseline would need.")
     ] = None,
+    weigh_by: _WeighBy = "",
     central: _Central = "",
     operator: Operator = OPERATOR,
     plot: _Plot = None,
@@ -103,12 +110,13 @@ def plan(
     is_live = bool(central or operator.fleet)
     if not (jobs or is_live):
         raise InputError("JOBS is needed, or --central HOST:PORT or --fleet NAME for the jobs of its lake")
+    _check_weight(weigh_by, is_live=is_live)
     file = None if is_live else Path(jobs)
     check_output(plot, "--plot", PICTURES, others={"JOBS": file, "--observed": observed})
     options = PlanOptions(margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None)
     seen = None if observed is None else tables.read_rows(observed, metric).observed
     if file is None:
-        request = plan_request(parse_side(jobs), metric, options)
+        request = plan_request(parse_side(jobs), metric, options, weigh_by)
         with asking(operator.address(central), _DEADLINE_S) as ask:
             answer = ask("PlanObservation", request)
         table = jobs_of_plan(answer)
@@ -135,6 +143,7 @@ def compare(
     min_coverage: _MinCoverage = MIN_COVERAGE,
     top: _Top = None,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Confidence of the intervals.")] = 0.95,
+    weigh_by: _WeighBy = "",
     central: _Central = "",
     operator: Operator = OPERATOR,
     plot: _Plot = None,
@@ -150,6 +159,7 @@ def compare(
     is_live = bool(central or operator.fleet)
     if lake and is_live:
         raise InputError("--lake: is read here, --central is asked for its own; give one of them")
+    _check_weight(weigh_by, is_live=is_live, lake=lake)
     files = {} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)}
     check_output(plot, "--plot", PICTURES, others=files)
     options: dict[str, Any] = {
@@ -159,7 +169,7 @@ def compare(
         "confidence": confidence,
     }
     if is_live:
-        request = comparison_request(parse_sides(current, new), metric, **options)
+        request = comparison_request(parse_sides(current, new), metric, **options, weigh_by=weigh_by)
         with asking(operator.address(central), _DEADLINE_S) as ask:
             answer = ask("CompareSides", request)
         found, metric, weighed_by, in_all = comparison_of(answer), answer.metric, answer.weighed_by, answer.jobs_in_all
@@ -265,6 +275,15 @@ def simulate(
     report(found, [f"{len(named.job):,} instances written to {out}"], json=json)
 
 
+def _check_weight(weigh_by: str, *, is_live: bool, lake: str = "") -> None:
+    if weigh_by and not (is_live or lake):
+        raise InputError("--weigh-by: is for a lake; a file has a column weight or quota")
+    if weigh_by not in ("", *WEIGHTS):
+        raise InputError(f"--weigh-by {weigh_by}: must be {' or '.join(WEIGHTS)}")
+    if lake and weigh_by != "use":
+        raise InputError("--lake: a lake has no CPU quotas, central knows them: ask with --central, or --weigh-by use")
+
+
 def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[tables.Rows, tables.Rows]:
     """Read the instances of both sides, from files or a lake."""
     if not lake:
@@ -274,7 +293,7 @@ def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[tables.
     opened, sides = Lake(lake), parse_sides(current, new)
     if not opened.days():
         raise UnavailableError(f"lake {lake}: has no samples; is it central.lake_dir, or lake in central.state_dir?")
-    return read_side(opened, sides[0], metric or "ipc"), read_side(opened, sides[1], metric or "ipc")
+    return read_side(opened, sides[0], metric or "ipc", None), read_side(opened, sides[1], metric or "ipc", None)
 
 
 def _compared(current: tables.Rows, new: tables.Rows, options: dict[str, Any]) -> Comparison:

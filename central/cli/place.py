@@ -1,5 +1,6 @@
 """`whitepanda place`: which host a new VM should run on, by D-Factor, and why."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ _TOP = 5
 _BAR_WIDTH = 20
 _MOST = 1000  # hosts in one answer of central
 _DEADLINE_S = 30.0
+_GIB = 1 << 30
 _UNPLACED = 1  # exit status: scripts must not start what has no host
 
 
@@ -52,6 +54,12 @@ def place(
             help="For the live fleet: the VM's loadings, as cpu=0.5,disk=0.2: the share of its time at each, 0 to 1.",
         ),
     ] = "",
+    vcpus: Annotated[
+        float, typer.Option(min=0.0, max=1e4, help="For the live fleet: the VM's vCPUs; 0: as its job's largest VM.")
+    ] = 0.0,
+    memory_gib: Annotated[
+        float, typer.Option(min=0.0, max=1e6, help="For the live fleet: the VM's memory; 0: as its job's largest VM.")
+    ] = 0.0,
     operator: Operator = OPERATOR,
     units: Annotated[
         list[str] | None,
@@ -79,6 +87,8 @@ def place(
     is the list scheduler, by the sum of times alone (tau_s). A row of VMS.csv with a host runs there already. With
     tau_s, VMs arrive at start_s and end.
 
+    Of the live fleet, hosts without room (vCPUs and memory, by facts and central's overcommit) are listed last.
+
     The exit status is 1 if a VM found no host with room; the output is complete anyway.
     """
     check_output(plot, "--plot", PICTURES, others={"VMS": vms, "HOSTS": hosts})
@@ -87,15 +97,19 @@ def place(
         if job and loading:
             raise InputError("--job and --loading: name the VM's job or its loading, not both")
         with asking(operator.address(central), _DEADLINE_S) as ask:
-            request = fleet_pb2.RankHostsRequest(job=job, loading=loading, top=top or _MOST)
+            request = fleet_pb2.RankHostsRequest(
+                job=job, loading=loading, top=top or _MOST, vcpus=vcpus, memory_bytes=round(memory_gib * _GIB)
+            )
             live = ask("RankHosts", request)
         if plot is not None:
             plot_added(plot, [(each.host, _by_resource(live, each)) for each in live.hosts])
         _show_live(live, job or "a VM", json=json)
+        if live.hosts and live.hosts[0].full:  # full hosts come last
+            raise typer.Exit(_UNPLACED)
         return
     if vms is None or hosts is None:
         raise InputError("VMS.csv and --hosts HOSTS.csv are needed, or --job or --loading for the live fleet")
-    _check_words(rule, order, job, loading)
+    _check_words(rule, order, {"--job": job, "--loading": loading, "--vcpus": vcpus, "--memory-gib": memory_gib})
     amounts = numbers_by_name(fit or [], "--fit")
     wanted = read_vms(vms, tuple(amounts))
     there = read_hosts(
@@ -127,9 +141,9 @@ def _refuse_for_live(vms: Path | None, hosts: Path | None, options: dict[str, ob
         raise InputError(f"{unused[0]}: is for files, not for the live fleet; omit it")
 
 
-def _check_words(rule: str, order: str, job: str, loading: str) -> None:
-    if job or loading:
-        raise InputError(f"--{'job' if job else 'loading'}: is for the live fleet; the VMs are those of VMS.csv")
+def _check_words(rule: str, order: str, of_the_fleet: dict[str, object]) -> None:
+    if given := [option for option, value in of_the_fleet.items() if value]:
+        raise InputError(f"{given[0]}: is for the live fleet; the VMs are those of VMS.csv")
     if rule not in RULES:
         raise InputError(f"--rule {rule}: must be one of {', '.join(RULES)}")
     if order not in ("given", "largest"):
@@ -142,24 +156,36 @@ def _by_resource(found: fleet_pb2.HostRanking, host: fleet_pb2.RankedHost) -> di
 
 def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
     rows: list[dict[str, Any]] = [
-        {"host": host.host, "dilation": 1.0 + host.added, "by_resource": _by_resource(found, host), "vms": host.vms}
+        {
+            "host": host.host,
+            "dilation": 1.0 + host.added,
+            "by_resource": _by_resource(found, host),
+            "vms": host.vms,
+            "full": host.full,
+            "room_unknown": host.room_unknown,
+        }
         for host in found.hosts
     ]
     result = {
         "loading": dict(zip(found.resources, found.loading, strict=True)),
+        "vcpus": found.vcpus,
+        "memory_bytes": found.memory_bytes,
         "hosts_in_all": found.hosts_in_all,
         "ranked": rows,
         "unmeasured": {each.resource: each.why for each in found.unmeasured},
         "since_unix_ns": found.since_unix_ns,
         "until_unix_ns": found.until_unix_ns,
     }
-    titles = ("host", ">dilation", *(f">{name}" for name in found.resources), ">VMs")
+    titles = ("host", ">dilation", *(f">{name}" for name in found.resources), ">VMs", "room")
     table = grid(*titles, title=f"Hosts for {what}")
     for row in rows:
         parts = [f"{row['by_resource'][each]:.3g}" for each in found.resources]
-        table.add_row(row["host"], f"{row['dilation']:.4f}", *parts, str(row["vms"]))
+        room = f"full: {row['full']}" if row["full"] else "cannot tell" if row["room_unknown"] else "yes"
+        table.add_row(row["host"], f"{row['dilation']:.4f}", *parts, str(row["vms"]), room)
+    doubts = Counter(row["room_unknown"] for row in rows if row["room_unknown"])
+    unknown = [f"cannot tell whether there is room on {count} hosts: {why}" for why, count in doubts.items()]
     left_out = [f"left out: {each.resource}: {each.why}" for each in found.unmeasured]
-    report(result, (table, f"{len(rows)} of {found.hosts_in_all} hosts", *left_out), json=json)
+    report(result, (table, f"{len(rows)} of {found.hosts_in_all} hosts", *unknown, *left_out), json=json)
 
 
 def _compared(fleet: Hosts, vms: list[Vm], largest_first: bool) -> dict[str, Any]:  # noqa: FBT001 - of a private function

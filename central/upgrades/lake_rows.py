@@ -5,8 +5,8 @@ The lake has no labels of hosts, so a side names them by a file (as `fleet draw`
     hosts=FILE   platform=NAME   from=TIME   until=TIME   rest      (with commas between; `rest`: hosts of no file)
 
 One row per task (a VM of a job on a machine) and side: `ipc` = instructions / cycles and `mips` = instructions / us,
-over all of its windows; any other column of the samples is its mean, weighted by time. The lake knows no quota: the CPU
-that a task used, in cores, stands for it.
+over all of its windows; any other column of the samples is its mean, weighted by time. A job weighs its VMs' CPU quota,
+as in the paper, by what facts of VMs said last in the side's time; or, where asked, the CPU that they used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa
 from central.lake.duckdb_connection import reading
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, day_of
-from central.models.groups import group, sums
+from central.models.groups import Column, Floats, group, sums
 from central.models.wsmeter import Observed, Shares
 from central.upgrades.tables import Rows, read_machines
 from whitepanda.common.errors import InputError
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 
 SIDE_KEYS = ("hosts", "platform", "from", "until")
+#: What a job can weigh: its VMs' CPU quota, or the cores that they use.
+WEIGHTS = ("quota", "use")
+#: CPU quotas of VMs at a time in ns since 1970, in cores.
+Quotas = Callable[[int], Mapping[str, float]]
+#: At so many moments of a side quotas are asked for, the last first, until those of all its VMs are known.
+_MOMENTS = 8
 _KEY = re.compile(rf"(?:^|,)\s*(rest|{'|'.join(SIDE_KEYS)})\s*(?:=|(?=,|$))")
 _COUNTED = ("ipc", "mips")
 
@@ -78,12 +84,21 @@ def parse_sides(current: str, new: str) -> tuple[Side, Side]:
 
 
 def read_side(
-    lake: Lake, side: Side, metric: str, *, memory_limit_mib: int = 2048, threads: int = 2, max_tasks: int | None = None
+    lake: Lake,
+    side: Side,
+    metric: str,
+    quotas: Quotas | None,
+    *,
+    memory_limit_mib: int = 2048,
+    threads: int = 2,
+    max_tasks: int | None = None,
 ) -> Rows:
     """Read a side with one of `metrics()`; DuckDB's buffers are limited, and what does not fit is spilled.
 
-    Raises NoTaskError if the side has no sample with the metric, InputError if there is no such metric, or the side has
-    more than `max_tasks`, LakeError if the lake is damaged or newer than this program.
+    Without `quotas` jobs weigh the CPU that they used. With them, a VM without a known quota counts as the mean of its
+    job's others; a job without any has no weight. Raises NoTaskError if the side has no sample with the metric,
+    InputError if there is no such metric, the side has more than `max_tasks` or no VM with a known quota, LakeError if
+    the lake is damaged or newer than this program.
     """
     if metric not in metrics():
         raise InputError(f"metric {metric} is not in the lake; it has {', '.join(metrics())}")
@@ -98,14 +113,48 @@ def read_side(
         raise NoTaskError(f"side '{side.text}': no task of the lake has {metric} there")
     if max_tasks is not None and table.num_rows > max_tasks:
         raise InputError(f"side '{side.text}': more than {max_tasks:,} tasks; take a shorter time or fewer hosts")
-    job = column["job"].astype(str)
-    (jobs,), number = group(job)
-    return Rows(
-        Observed(column["machine"].astype(str), job, column["value"].astype(np.float64)),
-        Shares(jobs, sums(number, column["usage"].astype(np.float64), len(jobs))),
-        metric,
-        "cpu_usage_cores",
-    )
+    observed = Observed(column["machine"].astype(str), column["job"].astype(str), column["value"].astype(np.float64))
+    if quotas is None:
+        (jobs,), number = group(observed.job)
+        used = sums(number, column["usage"].astype(np.float64), len(jobs))
+        return Rows(observed, Shares(jobs, used), metric, "use")
+    vms = column["vm"].astype(str)
+    known = known_quotas(quotas, set(vms.tolist()), int(column["begin"].min()), int(column["end"].max()))
+    weights = quota_shares(observed.job, vms, column["time_ns"].astype(np.float64), known)
+    if not len(weights.job):
+        raise InputError(
+            f"side '{side.text}': no CPU quota of any of its VMs is known, by facts from agents; take another time, or "
+            "weigh by use"
+        )
+    return Rows(observed, weights, metric, "quota")
+
+
+def known_quotas(quotas: Quotas, vms: set[str], since_ns: int, until_ns: int) -> dict[str, float]:
+    """Return the last quota known of each VM in a time: VMs may be gone before its end, or come after its begin."""
+    found = dict[str, float]()
+    for k in range(_MOMENTS):
+        unknown = vms - found.keys()
+        if not unknown:
+            break
+        now = quotas(until_ns - 1 - k * (until_ns - since_ns) // _MOMENTS)
+        found |= {vm: now[vm] for vm in unknown & now.keys()}
+    return found
+
+
+def quota_shares(job: Column, vm: Column, time_ns: Floats, known: Mapping[str, float]) -> Shares:
+    """Return the quota of each job: of its VMs in all, of which some may have run on several machines in turn.
+
+    A VM without a known quota counts as the mean of its job's others; jobs without any are left out. Shapes (tasks,).
+    """
+    (names,), number = group(vm)
+    quota = np.array([known.get(str(name), np.nan) for name in names])[number]
+    part = time_ns / sums(number, time_ns, len(names))[number]  # of the VM's time
+    (jobs,), of_job = group(job)
+    is_known = np.isfinite(quota)
+    with_quota = sums(of_job[is_known], part[is_known], len(jobs))
+    total = sums(of_job[is_known], (quota * part)[is_known], len(jobs))
+    kept = total > 0
+    return Shares(jobs[kept], (total * sums(of_job, part, len(jobs)))[kept] / with_quota[kept])
 
 
 def read_places(
@@ -150,7 +199,7 @@ def _filtered(samples: ir.Table, side: Side) -> ir.Table:
 
 
 def _tasks(samples: ir.Table, metric: str) -> ir.Table:
-    """Return machine, vm, job, value, usage: a row per task whose value and usage are known and above 0."""
+    """Return machine, vm, job, value, usage, time_ns, begin, end: a row per task with known value and usage above 0."""
     usage = (samples.cpu_usage_cores * samples.duration_ns).sum() / samples.duration_ns.sum()
     if metric in _COUNTED:
         known = samples.instructions.notnull() & (samples.cycles.notnull() if metric == "ipc" else True)
@@ -161,7 +210,13 @@ def _tasks(samples: ir.Table, metric: str) -> ir.Table:
         column = samples[metric]
         known = column.notnull() & ~column.isnan()
         value = (column * samples.duration_ns).sum(where=known) / samples.duration_ns.sum(where=known).nullif(0)
-    tasks = samples.group_by("machine", "vm", "job").aggregate(value=value, usage=usage)
+    tasks = samples.group_by("machine", "vm", "job").aggregate(
+        value=value,
+        usage=usage,
+        time_ns=samples.duration_ns.sum(),
+        begin=samples.start_unix_ns.min(),
+        end=(samples.start_unix_ns + samples.duration_ns).max(),
+    )
     return tasks.filter(tasks.value.notnull(), tasks.value > 0, tasks.usage > 0).order_by("machine", "vm", "job")
 
 

@@ -24,7 +24,7 @@ _MAX_INT64 = 2**63 - 1
 _ALMOST_NONE = sys.float_info.min
 
 
-def plan_request(side: Side, metric: str, options: PlanOptions) -> fleet_pb2.PlanObservationRequest:
+def plan_request(side: Side, metric: str, options: PlanOptions, weigh_by: str = "") -> fleet_pb2.PlanObservationRequest:
     """Return the request of a plan.
 
     Raises InputError if the side is of hosts: jobs are planned on a whole fleet or platform.
@@ -42,6 +42,7 @@ def plan_request(side: Side, metric: str, options: PlanOptions) -> fleet_pb2.Pla
         top=min(options.top or 0, _MAX_UINT32),
         coverage=0.0 if options.coverage is None else max(options.coverage, _ALMOST_NONE),
         design_effect=options.design_effect,
+        weigh_by=weigh_by,
     )
 
 
@@ -75,6 +76,7 @@ def comparison_request(
     min_coverage: float,
     top: int | None,
     confidence: float,
+    weigh_by: str = "",
 ) -> fleet_pb2.CompareSidesRequest:
     """Return the request of a comparison."""
     fields: dict[str, Any] = {}
@@ -89,6 +91,7 @@ def comparison_request(
         min_coverage=max(min_coverage, _ALMOST_NONE),
         top=min(top or 0, _MAX_UINT32),
         confidence=confidence,
+        weigh_by=weigh_by,
     )
 
 

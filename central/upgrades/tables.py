@@ -43,7 +43,7 @@ class Rows:
     observed: Observed  # instances with their metric; all NaN if the file has none
     weights: Shares  # of the jobs
     metric: str  # the metric's column; "" if there is none
-    weighed_by: str  # "weight", "quota", or "instances" if the file has neither
+    weighed_by: str  # "weight", "quota", or "instances" if the file has neither; of a lake "quota" or "use"
 
 
 def _positive(file: UserTable, column: str) -> Floats:
@@ -103,9 +103,10 @@ def _shares(path: Path, job: Column, values: Floats, is_the_jobs: bool) -> Share
 
 
 def jobs_of(rows: Rows) -> Jobs:
-    """Return the jobs of a fleet whose instances were all measured; those without any spread are left out."""
-    (names,), number = group(rows.observed.job)
-    value = rows.observed.value
+    """Return the jobs of a fleet whose instances were all measured; those without any spread or weight are left out."""
+    is_weighed = np.isin(rows.observed.job, rows.weights.job)
+    (names,), number = group(rows.observed.job[is_weighed])
+    value = rows.observed.value[is_weighed]
     count = np.bincount(number)
     mean = sums(number, value, len(names)) / count
     std = np.sqrt(sums(number, (value - mean[number]) ** 2, len(names)) / count)

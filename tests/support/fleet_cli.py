@@ -1,6 +1,7 @@
 """For tests of `whitepanda fleet`: the command in this process, tables to give it, and a lake."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -70,6 +71,26 @@ def samples(host, platform, start_ns, ipc, jobs=("a", "b")):
         known |= {"duration_ns": 10**10, "cpu_usage_cores": 1.0 + k, "cpi": 1 / ipc}
         rows.append(known | {"cycles": 1e9, "instructions": float(round(ipc * 10**9))})
     return rows
+
+
+QUOTAS = {"a": 2.0, "b": 1.0}
+
+
+def quotas(_unix_ns):
+    """A VM of job a has a quota of 2 cores, of job b of 1: not as they use the CPU."""
+    return {f"h{host:02}-{job}": cores for host in range(40) for job, cores in QUOTAS.items()}
+
+
+class QuotaFacts:
+    """Facts that know `quotas`, in pages."""
+
+    def vms_at(self, unix_ns, *, after, limit):
+        every = [(vm[:3], vm, cores) for vm, cores in sorted(quotas(unix_ns).items())]
+        page = [each for each in every if each[:2] > after][:limit]
+        return [SimpleNamespace(host=host, vm=vm, vcpus=9, memory_bytes=None, cores=cores) for host, vm, cores in page]
+
+    def hosts_at(self, _unix_ns, *, after, limit):
+        return []
 
 
 @pytest.fixture

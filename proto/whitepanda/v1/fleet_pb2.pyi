@@ -30,6 +30,12 @@ class ChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHANGE_KIND_NOTED: _ClassVar[ChangeKind]
     CHANGE_KIND_SILENCED: _ClassVar[ChangeKind]
     CHANGE_KIND_SILENCE_ENDED: _ClassVar[ChangeKind]
+
+class TopBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOP_BY_UNSPECIFIED: _ClassVar[TopBy]
+    TOP_BY_MEAN: _ClassVar[TopBy]
+    TOP_BY_MAX: _ClassVar[TopBy]
 AUDIT_ACTION_UNSPECIFIED: AuditAction
 AUDIT_ACTION_ACKNOWLEDGE: AuditAction
 AUDIT_ACTION_NOTE: AuditAction
@@ -47,6 +53,9 @@ CHANGE_KIND_ACKNOWLEDGED: ChangeKind
 CHANGE_KIND_NOTED: ChangeKind
 CHANGE_KIND_SILENCED: ChangeKind
 CHANGE_KIND_SILENCE_ENDED: ChangeKind
+TOP_BY_UNSPECIFIED: TopBy
+TOP_BY_MEAN: TopBy
+TOP_BY_MAX: TopBy
 
 class GetFleetStatusRequest(_message.Message):
     __slots__ = ()
@@ -527,17 +536,21 @@ class ListJobLoadingsResponse(_message.Message):
     def __init__(self, resources: _Optional[_Iterable[str]] = ..., loadings: _Optional[_Iterable[_Union[JobLoading, _Mapping]]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., next_page_token: _Optional[str] = ..., unmeasured: _Optional[_Iterable[_Union[UnmeasuredResource, _Mapping]]] = ...) -> None: ...
 
 class RankHostsRequest(_message.Message):
-    __slots__ = ("job", "loading", "top")
+    __slots__ = ("job", "loading", "top", "vcpus", "memory_bytes")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    VCPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     job: str
     loading: str
     top: int
-    def __init__(self, job: _Optional[str] = ..., loading: _Optional[str] = ..., top: _Optional[int] = ...) -> None: ...
+    vcpus: float
+    memory_bytes: int
+    def __init__(self, job: _Optional[str] = ..., loading: _Optional[str] = ..., top: _Optional[int] = ..., vcpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class HostRanking(_message.Message):
-    __slots__ = ("resources", "loading", "hosts", "hosts_in_all", "since_unix_ns", "until_unix_ns", "unmeasured")
+    __slots__ = ("resources", "loading", "hosts", "hosts_in_all", "since_unix_ns", "until_unix_ns", "unmeasured", "vcpus", "memory_bytes")
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
@@ -545,6 +558,8 @@ class HostRanking(_message.Message):
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNMEASURED_FIELD_NUMBER: _ClassVar[int]
+    VCPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     resources: _containers.RepeatedScalarFieldContainer[str]
     loading: _containers.RepeatedScalarFieldContainer[float]
     hosts: _containers.RepeatedCompositeFieldContainer[RankedHost]
@@ -552,24 +567,30 @@ class HostRanking(_message.Message):
     since_unix_ns: int
     until_unix_ns: int
     unmeasured: _containers.RepeatedCompositeFieldContainer[UnmeasuredResource]
-    def __init__(self, resources: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[float]] = ..., hosts: _Optional[_Iterable[_Union[RankedHost, _Mapping]]] = ..., hosts_in_all: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., unmeasured: _Optional[_Iterable[_Union[UnmeasuredResource, _Mapping]]] = ...) -> None: ...
+    vcpus: float
+    memory_bytes: int
+    def __init__(self, resources: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[float]] = ..., hosts: _Optional[_Iterable[_Union[RankedHost, _Mapping]]] = ..., hosts_in_all: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., unmeasured: _Optional[_Iterable[_Union[UnmeasuredResource, _Mapping]]] = ..., vcpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class RankedHost(_message.Message):
-    __slots__ = ("host", "added", "by_resource", "total", "vms")
+    __slots__ = ("host", "added", "by_resource", "total", "vms", "full", "room_unknown")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     BY_RESOURCE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     VMS_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    ROOM_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     host: str
     added: float
     by_resource: _containers.RepeatedScalarFieldContainer[float]
     total: _containers.RepeatedScalarFieldContainer[float]
     vms: int
-    def __init__(self, host: _Optional[str] = ..., added: _Optional[float] = ..., by_resource: _Optional[_Iterable[float]] = ..., total: _Optional[_Iterable[float]] = ..., vms: _Optional[int] = ...) -> None: ...
+    full: str
+    room_unknown: str
+    def __init__(self, host: _Optional[str] = ..., added: _Optional[float] = ..., by_resource: _Optional[_Iterable[float]] = ..., total: _Optional[_Iterable[float]] = ..., vms: _Optional[int] = ..., full: _Optional[str] = ..., room_unknown: _Optional[str] = ...) -> None: ...
 
 class PlanObservationRequest(_message.Message):
-    __slots__ = ("margin_percent", "t", "metric", "platform", "since_unix_ns", "until_unix_ns", "min_instances", "top", "coverage", "design_effect")
+    __slots__ = ("margin_percent", "t", "metric", "platform", "since_unix_ns", "until_unix_ns", "min_instances", "top", "coverage", "design_effect", "weigh_by")
     MARGIN_PERCENT_FIELD_NUMBER: _ClassVar[int]
     T_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
@@ -580,6 +601,7 @@ class PlanObservationRequest(_message.Message):
     TOP_FIELD_NUMBER: _ClassVar[int]
     COVERAGE_FIELD_NUMBER: _ClassVar[int]
     DESIGN_EFFECT_FIELD_NUMBER: _ClassVar[int]
+    WEIGH_BY_FIELD_NUMBER: _ClassVar[int]
     margin_percent: float
     t: float
     metric: str
@@ -590,7 +612,8 @@ class PlanObservationRequest(_message.Message):
     top: int
     coverage: float
     design_effect: float
-    def __init__(self, margin_percent: _Optional[float] = ..., t: _Optional[float] = ..., metric: _Optional[str] = ..., platform: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., min_instances: _Optional[int] = ..., top: _Optional[int] = ..., coverage: _Optional[float] = ..., design_effect: _Optional[float] = ...) -> None: ...
+    weigh_by: str
+    def __init__(self, margin_percent: _Optional[float] = ..., t: _Optional[float] = ..., metric: _Optional[str] = ..., platform: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., min_instances: _Optional[int] = ..., top: _Optional[int] = ..., coverage: _Optional[float] = ..., design_effect: _Optional[float] = ..., weigh_by: _Optional[str] = ...) -> None: ...
 
 class PlannedJob(_message.Message):
     __slots__ = ("job", "observe", "instances", "weight", "mean", "std", "cost")
@@ -611,7 +634,7 @@ class PlannedJob(_message.Message):
     def __init__(self, job: _Optional[str] = ..., observe: _Optional[int] = ..., instances: _Optional[int] = ..., weight: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., cost: _Optional[float] = ...) -> None: ...
 
 class ObservationPlan(_message.Message):
-    __slots__ = ("metric", "weighed_by", "jobs", "cost", "is_optimal", "lower_bound", "gap_ratio", "instances", "expected_margin_percent", "metric_mean", "coverage", "jobs_too_few", "jobs_without_spread", "since_unix_ns", "until_unix_ns")
+    __slots__ = ("metric", "weighed_by", "jobs", "cost", "is_optimal", "lower_bound", "gap_ratio", "instances", "expected_margin_percent", "metric_mean", "coverage", "jobs_too_few", "jobs_without_spread", "since_unix_ns", "until_unix_ns", "jobs_no_weight")
     METRIC_FIELD_NUMBER: _ClassVar[int]
     WEIGHED_BY_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
@@ -627,6 +650,7 @@ class ObservationPlan(_message.Message):
     JOBS_WITHOUT_SPREAD_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_NO_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     metric: str
     weighed_by: str
     jobs: _containers.RepeatedCompositeFieldContainer[PlannedJob]
@@ -642,10 +666,11 @@ class ObservationPlan(_message.Message):
     jobs_without_spread: int
     since_unix_ns: int
     until_unix_ns: int
-    def __init__(self, metric: _Optional[str] = ..., weighed_by: _Optional[str] = ..., jobs: _Optional[_Iterable[_Union[PlannedJob, _Mapping]]] = ..., cost: _Optional[float] = ..., is_optimal: _Optional[bool] = ..., lower_bound: _Optional[float] = ..., gap_ratio: _Optional[float] = ..., instances: _Optional[int] = ..., expected_margin_percent: _Optional[float] = ..., metric_mean: _Optional[float] = ..., coverage: _Optional[float] = ..., jobs_too_few: _Optional[int] = ..., jobs_without_spread: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+    jobs_no_weight: int
+    def __init__(self, metric: _Optional[str] = ..., weighed_by: _Optional[str] = ..., jobs: _Optional[_Iterable[_Union[PlannedJob, _Mapping]]] = ..., cost: _Optional[float] = ..., is_optimal: _Optional[bool] = ..., lower_bound: _Optional[float] = ..., gap_ratio: _Optional[float] = ..., instances: _Optional[int] = ..., expected_margin_percent: _Optional[float] = ..., metric_mean: _Optional[float] = ..., coverage: _Optional[float] = ..., jobs_too_few: _Optional[int] = ..., jobs_without_spread: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., jobs_no_weight: _Optional[int] = ...) -> None: ...
 
 class CompareSidesRequest(_message.Message):
-    __slots__ = ("current_hosts", "current_platform", "current_since_unix_ns", "current_until_unix_ns", "current_rest", "new_hosts", "new_platform", "new_since_unix_ns", "new_until_unix_ns", "new_rest", "metric", "min_instances", "min_coverage", "top", "confidence")
+    __slots__ = ("current_hosts", "current_platform", "current_since_unix_ns", "current_until_unix_ns", "current_rest", "new_hosts", "new_platform", "new_since_unix_ns", "new_until_unix_ns", "new_rest", "metric", "min_instances", "min_coverage", "top", "confidence", "weigh_by")
     CURRENT_HOSTS_FIELD_NUMBER: _ClassVar[int]
     CURRENT_PLATFORM_FIELD_NUMBER: _ClassVar[int]
     CURRENT_SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -661,6 +686,7 @@ class CompareSidesRequest(_message.Message):
     MIN_COVERAGE_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    WEIGH_BY_FIELD_NUMBER: _ClassVar[int]
     current_hosts: _containers.RepeatedScalarFieldContainer[str]
     current_platform: str
     current_since_unix_ns: int
@@ -676,7 +702,8 @@ class CompareSidesRequest(_message.Message):
     min_coverage: float
     top: int
     confidence: float
-    def __init__(self, current_hosts: _Optional[_Iterable[str]] = ..., current_platform: _Optional[str] = ..., current_since_unix_ns: _Optional[int] = ..., current_until_unix_ns: _Optional[int] = ..., current_rest: _Optional[bool] = ..., new_hosts: _Optional[_Iterable[str]] = ..., new_platform: _Optional[str] = ..., new_since_unix_ns: _Optional[int] = ..., new_until_unix_ns: _Optional[int] = ..., new_rest: _Optional[bool] = ..., metric: _Optional[str] = ..., min_instances: _Optional[int] = ..., min_coverage: _Optional[float] = ..., top: _Optional[int] = ..., confidence: _Optional[float] = ...) -> None: ...
+    weigh_by: str
+    def __init__(self, current_hosts: _Optional[_Iterable[str]] = ..., current_platform: _Optional[str] = ..., current_since_unix_ns: _Optional[int] = ..., current_until_unix_ns: _Optional[int] = ..., current_rest: _Optional[bool] = ..., new_hosts: _Optional[_Iterable[str]] = ..., new_platform: _Optional[str] = ..., new_since_unix_ns: _Optional[int] = ..., new_until_unix_ns: _Optional[int] = ..., new_rest: _Optional[bool] = ..., metric: _Optional[str] = ..., min_instances: _Optional[int] = ..., min_coverage: _Optional[float] = ..., top: _Optional[int] = ..., confidence: _Optional[float] = ..., weigh_by: _Optional[str] = ...) -> None: ...
 
 class Estimate(_message.Message):
     __slots__ = ("value", "low", "high", "standard_error", "degrees_of_freedom")
@@ -1261,6 +1288,152 @@ class IncidentTimeline(_message.Message):
     changes_left_out: bool
     host: str
     def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[IncidentChange, _Mapping]]] = ..., changes_left_out: _Optional[bool] = ..., host: _Optional[str] = ...) -> None: ...
+
+class QuerySeriesRequest(_message.Message):
+    __slots__ = ("metrics", "vms", "hosts", "jobs", "projects", "since_unix_ns", "until_unix_ns", "points", "page_size", "page_token")
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    PROJECTS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    vms: _containers.RepeatedScalarFieldContainer[str]
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    projects: _containers.RepeatedScalarFieldContainer[str]
+    since_unix_ns: int
+    until_unix_ns: int
+    points: int
+    page_size: int
+    page_token: str
+    def __init__(self, metrics: _Optional[_Iterable[str]] = ..., vms: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., jobs: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., points: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class QuerySeriesResponse(_message.Message):
+    __slots__ = ("since_unix_ns", "until_unix_ns", "step_ns", "slot_ns", "vms", "next_page_token")
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_NS_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    since_unix_ns: int
+    until_unix_ns: int
+    step_ns: int
+    slot_ns: int
+    vms: _containers.RepeatedCompositeFieldContainer[VmSeries]
+    next_page_token: str
+    def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., vms: _Optional[_Iterable[_Union[VmSeries, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class VmSeries(_message.Message):
+    __slots__ = ("vm", "name", "job", "places", "metrics")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    name: str
+    job: str
+    places: _containers.RepeatedCompositeFieldContainer[VmPlace]
+    metrics: _containers.RepeatedCompositeFieldContainer[MetricSeries]
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., places: _Optional[_Iterable[_Union[VmPlace, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ...) -> None: ...
+
+class VmPlace(_message.Message):
+    __slots__ = ("host", "since_unix_ns", "until_unix_ns")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    since_unix_ns: int
+    until_unix_ns: int
+    def __init__(self, host: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class MetricSeries(_message.Message):
+    __slots__ = ("metric", "unit", "mean", "min", "max", "count", "absences")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ABSENCES_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    unit: str
+    mean: _containers.RepeatedScalarFieldContainer[float]
+    min: _containers.RepeatedScalarFieldContainer[float]
+    max: _containers.RepeatedScalarFieldContainer[float]
+    count: _containers.RepeatedScalarFieldContainer[int]
+    absences: _containers.RepeatedCompositeFieldContainer[Absence]
+    def __init__(self, metric: _Optional[str] = ..., unit: _Optional[str] = ..., mean: _Optional[_Iterable[float]] = ..., min: _Optional[_Iterable[float]] = ..., max: _Optional[_Iterable[float]] = ..., count: _Optional[_Iterable[int]] = ..., absences: _Optional[_Iterable[_Union[Absence, _Mapping]]] = ...) -> None: ...
+
+class Absence(_message.Message):
+    __slots__ = ("since_unix_ns", "until_unix_ns", "reason")
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    since_unix_ns: int
+    until_unix_ns: int
+    reason: str
+    def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TopVmsRequest(_message.Message):
+    __slots__ = ("metric", "by", "hosts", "jobs", "projects", "since_unix_ns", "until_unix_ns", "top")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    PROJECTS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    by: TopBy
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    projects: _containers.RepeatedScalarFieldContainer[str]
+    since_unix_ns: int
+    until_unix_ns: int
+    top: int
+    def __init__(self, metric: _Optional[str] = ..., by: _Optional[_Union[TopBy, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., jobs: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+
+class TopVmsResponse(_message.Message):
+    __slots__ = ("since_unix_ns", "until_unix_ns", "slot_ns", "unit", "vms")
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_NS_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    since_unix_ns: int
+    until_unix_ns: int
+    slot_ns: int
+    unit: str
+    vms: _containers.RepeatedCompositeFieldContainer[TopVm]
+    def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., unit: _Optional[str] = ..., vms: _Optional[_Iterable[_Union[TopVm, _Mapping]]] = ...) -> None: ...
+
+class TopVm(_message.Message):
+    __slots__ = ("vm", "name", "host", "job", "mean", "min", "max", "count")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    name: str
+    host: str
+    job: str
+    mean: float
+    min: float
+    max: float
+    count: int
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., job: _Optional[str] = ..., mean: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
 
 class GetFactsRequest(_message.Message):
     __slots__ = ("vm", "host", "at_unix_ns")

@@ -86,10 +86,10 @@ const PLAN = [
   { label: "Job", value: (j) => j.job, cell: (j) => jobLink(j.job) },
   { label: "Observe", value: (j) => j.observe, cell: (j) => count(j.observe), numeric: true, hint: "VMs" },
   { label: "of", value: (j) => j.instances, cell: (j) => count(j.instances), numeric: true },
-  { label: "Weight", value: (j) => j.weight, cell: (j) => percent(j.weight), numeric: true, hint: "share of the CPU that the planned jobs used" },
+  { label: "Weight", value: (j) => j.weight, cell: (j) => percent(j.weight), numeric: true, hint: "share of the planned jobs' CPU quota" },
   { label: "Mean", value: (j) => j.mean, cell: (j) => number(j.mean, 3), numeric: true },
   { label: "Std", value: (j) => j.std, cell: (j) => number(j.std, 3), numeric: true },
-  { label: "Cost", value: (j) => j.cost, cell: (j) => percent(j.cost, 2), numeric: true, hint: "share of the CPU that all jobs used" },
+  { label: "Cost", value: (j) => j.cost, cell: (j) => percent(j.cost, 2), numeric: true, hint: "share of all jobs' CPU quota" },
 ];
 
 /** Why jobs are left out, by the reasons of central. */
@@ -98,7 +98,7 @@ const REASONS = {
   without_spread: "with one VM, or VMs that are all alike",
   only_current: "on the current side only",
   only_new: "on the new side only",
-  no_weight: "that used no CPU on the current side",
+  no_weight: "without a known CPU quota on the current side",
 };
 const REASONS_OF_SIDES = { ...REASONS, too_few: "with fewer than 4 VMs, or one machine, on a side" };
 
@@ -108,12 +108,12 @@ const leftOut = (counts, reasons = REASONS) =>
 function planned(plan) {
   return section("Plan", facts([
     ["VMs to observe", count(plan.instances)],
-    ["Cost, of the fleet's CPU", percent(plan.cost, 2)],
+    ["Cost, of the fleet's CPU quota", percent(plan.cost, 2)],
     ["Proven the cheapest", plan.is_optimal ? "yes" : `no: too dear by ${plain(plan.gap_ratio * 100, 1)} % at most`],
     ["Expected margin", `${plain(plan.expected_margin_percent, 2)} %`],
     [`Weighted ${plan.metric} now`, number(plan.metric_mean, 3)],
     ["Weight that is covered", percent(plan.coverage)],
-    ["Jobs left out", leftOut([["too_few", plan.jobs_too_few], ["without_spread", plan.jobs_without_spread]]) || "none"],
+    ["Jobs left out", leftOut([["too_few", plan.jobs_too_few], ["without_spread", plan.jobs_without_spread], ["no_weight", plan.jobs_no_weight]]) || "none"],
     ["From", time(plan.since_unix_ns)],
   ]), table("upgrade-plan", "How many VMs of which job, the heaviest job first", PLAN, plan.jobs, "No job is planned."));
 }

@@ -14,6 +14,7 @@ import pytest
 from central.api.admission import Turns, Worker
 from central.api.context import ModelFile
 from central.api.requests import ApiError
+from central.incidents.store import StoreError
 from central.journal.tables import HostRecord
 from central.lake.segments import DAY_NS, Lake
 from central.models.pitot import Members, Shape
@@ -22,7 +23,7 @@ from central.own_threads import SharedAnswer
 from central.runtimes.model import Model, write_model
 from central.runtimes.tables import Names
 from central.upgrades.lake_rows import Side, read_side
-from tests.support.fleet_cli import lake, run  # noqa: F401 - fixtures
+from tests.support.fleet_cli import QuotaFacts, lake, quotas, run  # noqa: F401 - fixtures
 from tests.unit.central.placement.test_live_placement import lake as windows  # noqa: F401 - a fixture
 from tests.unit.central.placement.test_live_placement import live
 from tests.unit.central.web.test_http_api import get, local, served  # noqa: F401 - fixtures
@@ -43,17 +44,17 @@ NO_MODEL = (
 
 @pytest.fixture
 def asked(served, lake):  # noqa: F811 - the fixtures
-    served.fleet.lake = Lake(lake)
+    served.fleet.lake, served.fleet.facts = Lake(lake), QuotaFacts()
     return served
 
 
 async def test_a_comparison_has_the_numbers_of_the_command_line(asked, local, lake, run):  # noqa: F811
     code, out, _ = run(
         "compare", "rest,from=1970-01-02", f"hosts={lake.parent / 'test.csv'},from=1970-01-02",
-        "--lake", lake, "--json",
+        "--lake", lake, "--json", "--weigh-by", "use",
     )  # fmt: skip
     reported = json.loads(out)
-    status, found = await get(local, f"/v1/comparison?current_rest=true&{UPGRADED}&{DAY_1}&{ENDS}")
+    status, found = await get(local, f"/v1/comparison?current_rest=true&{UPGRADED}&{DAY_1}&{ENDS}&weigh_by=use")
     assert (code, status) == (0, 200)
     assert found["difference_percent"]["value"] == pytest.approx(10, abs=1.5)
     for name in ("current", "new", "difference_percent", "independent_percent", "baseline_percent"):
@@ -83,7 +84,7 @@ async def test_by_time_and_by_platform(asked, local):  # noqa: F811
 
 
 async def test_a_plan_has_the_numbers_of_the_command_line(asked, local, lake, run, tmp_path):  # noqa: F811
-    rows = read_side(Lake(lake), Side("all", from_ns=0, until_ns=2 * DAY_NS), "ipc")
+    rows = read_side(Lake(lake), Side("all", from_ns=0, until_ns=2 * DAY_NS), "ipc", quotas)
     weight = dict(zip(rows.weights.job, rows.weights.weight, strict=True))
     seen = rows.observed
     columns = {"machine": seen.machine, "job": seen.job, "ipc": seen.value, "weight": [weight[j] for j in seen.job]}
@@ -103,6 +104,56 @@ async def test_a_plan_has_the_numbers_of_the_command_line(asked, local, lake, ru
     assert [job["instances"] for job in found["jobs"]] == [40, 40]
     assert (found["jobs_too_few"], found["jobs_without_spread"]) == (0, 0)
     assert (found["since_unix_ns"], found["until_unix_ns"]) == (0, 2 * DAY_NS)
+
+
+async def test_jobs_weigh_quota_or_where_asked_use(asked, local):  # noqa: F811
+    async def weights(path):
+        status, found = await get(local, f"/v1/{path}&until_unix_ns={DAY_NS}&margin_percent=0.5")
+        assert status == 200
+        total = sum(job["weight"] for job in found["jobs"])
+        return found["weighed_by"], {job["job"]: job["weight"] / total for job in found["jobs"]}
+
+    assert await weights("observation-plan?metric=ipc") == ("quota", pytest.approx({"a": 2 / 3, "b": 1 / 3}))
+    use, shares = await weights("observation-plan?weigh_by=use")
+    assert (use, shares) == ("use", pytest.approx({"a": 1 / 3, "b": 2 / 3}))
+    sides = f"{DAY_1}&{ENDS}&current_platform=P&new_platform=Q"
+    for asked_by, weighed in (("", {"a": 2 / 3, "b": 1 / 3}), ("use", {"a": 1 / 3, "b": 2 / 3})):
+        _, found = await get(local, f"/v1/comparison?{sides}&weigh_by={asked_by}")
+        assert {job["job"]: job["weight"] for job in found["jobs"]} == pytest.approx(weighed)
+        assert found["weighed_by"] == (asked_by or "quota")
+
+
+async def test_the_mutant_that_weighs_by_use_silently_is_noticed(asked, local, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("central.api.upgrade_answers._quotas", lambda _request, _known: None)
+    with pytest.raises(AssertionError):
+        await test_jobs_weigh_quota_or_where_asked_use(asked, local)
+
+
+async def test_a_plan_counts_jobs_without_a_quota(asked, local, monkeypatch):  # noqa: F811
+    path = f"/v1/observation-plan?margin_percent=0.5&until_unix_ns={DAY_NS}"
+    monkeypatch.setattr("tests.support.fleet_cli.QUOTAS", {"a": 2.0})
+    _, found = await get(local, path)
+    assert ([job["job"] for job in found["jobs"]], found["jobs_no_weight"]) == (["a"], 1)
+    monkeypatch.setattr("tests.support.fleet_cli.QUOTAS", {})
+    status, found = await get(local, path)
+    assert (status, "no CPU quota of any of its VMs is known" in found["error"]) == (404, True)
+    asked.fleet.facts = None
+    assert await get(local, path) == (404, found)
+    assert (await get(local, f"{path}&weigh_by=use"))[0] == 200
+
+
+async def test_facts_that_do_not_answer(asked, local, monkeypatch):  # noqa: F811
+    def away(*_at, **_page):
+        raise StoreError("gone")
+
+    monkeypatch.setattr(QuotaFacts, "vms_at", away)
+    path = f"/v1/observation-plan?margin_percent=0.5&until_unix_ns={DAY_NS}"
+    status, found = await get(local, path)
+    said = "facts of VMs do not answer: gone; is their database up? Or weigh by use"
+    assert (status, found["error"]) == (503, said)
+    assert (await get(local, f"{path}&weigh_by=use"))[0] == 200
+    _, found = await get(local, "/v1/placement?loading=cpu%3D1")
+    assert {"resource": "facts", "why": "facts of hosts and VMs do not answer: gone"} in found["unmeasured"]
 
 
 TOO_FEW = (
@@ -130,6 +181,7 @@ WRONG_QUESTIONS = [
     (f"/v1/observation-plan?margin_percent=1e-6&until_unix_ns={DAY_NS}", 400, "margin 1e-06 % cannot be reached"),
     ("/v1/comparison", 400, "current and new are the same samples; give hosts, platform or times"),
     ("/v1/comparison?current_rest=true", 400, "current_rest needs new_hosts and no current_hosts"),
+    ("/v1/comparison?weigh_by=cores", 400, "weigh_by must be quota or use (value 'cores')"),
     ("/v1/comparison?current_rest=yes", 400, "current_rest must be true or false (value 'yes')"),
     ("/v1/comparison?current_rest=true&new_rest=true", 400, "current_rest and new_rest cannot both be"),
     ("/v1/comparison?confidence=2", 400, "confidence must be 0.5 to 0.9999, or 0 for 0.95 (value 2)"),

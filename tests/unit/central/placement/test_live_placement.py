@@ -18,6 +18,7 @@ from central.config import PlacementSection
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.own_threads import SharedAnswer
+from central.placement.capacity import Capacity, HostSize, Room, Sizes, VmSize
 from central.placement.live import LiveFleet
 from central.validation.samples import StoredBatch, samples_tables
 from collector.base import Reason
@@ -78,7 +79,7 @@ def live(lake, config=CONFIG, clock=lambda: NOW):
 def test_a_snapshot_by_hand(lake):
     found = live(lake).snapshot()
     assert (found.resources, found.hosts.names, found.vms) == (("cpu", "disk"), ("h1", "h2", "h3"), (1, 3, 0))
-    assert found.hosts.units.tolist() == [4.0, 1.0]
+    assert found.hosts.units.tolist() == [[4.0, 1.0]] * 3
     # h1: w1 of 1.5 cores and 30 of 100 bytes per second; moved counts where it was last
     assert found.hosts.totals.tolist() == [[1.5, 0.3], [1.75, 0.8], [0.0, 0.0]]
     assert list(found.jobs) == ["db", "moved", "old", "web"]
@@ -107,7 +108,7 @@ def test_an_answer_is_kept_for_a_while_and_resources_are_those_that_are_set(lake
     assert fleet.snapshot() is first
     assert fleet.snapshot() is not first
     only_cpu = live(lake, PlacementSection()).snapshot()
-    assert (only_cpu.resources, only_cpu.hosts.units.tolist()) == (("cpu",), [32.0])
+    assert (only_cpu.resources, only_cpu.hosts.units.tolist()) == (("cpu",), [[32.0]] * 3)
 
 
 def sent(host, *windows):
@@ -144,7 +145,7 @@ def waited(tmp_path):
 def test_shares_of_time_from_an_agents_windows_by_hand(waited):
     found = live(waited, PlacementSection(cpu_cores=8, memory_units=4, disk_units=2)).snapshot()
     assert found.resources == ("cpu", "memory_stall", "disk_wait")
-    assert found.hosts.units.tolist() == [8.0, 4.0, 2.0]
+    assert found.hosts.units.tolist() == [[8.0, 4.0, 2.0]] * 3
     assert list(found.unmeasured) == ["network_wait"]
     # w1: 2 cores in the mean; of 4 core windows that say it, 0.5 + 0.3 waited for memory: a fifth
     assert found.hosts.totals == pytest.approx(np.array([[1.6, 0.4, 0.5], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
@@ -162,7 +163,7 @@ def test_shares_of_time_from_an_agents_windows_by_hand(waited):
 def test_what_the_configuration_knows_rates_of_is_not_reported_by_waits(waited):
     config = PlacementSection(cpu_cores=8, memory_bytes_per_s=1e9, disk_bytes_per_s=1e6)
     found = live(waited, config).snapshot()
-    assert (found.resources, found.hosts.units.tolist()) == (("cpu", "memory", "disk"), [8.0, 1.0, 1.0])
+    assert (found.resources, found.hosts.units.tolist()) == (("cpu", "memory", "disk"), [[8.0, 1.0, 1.0]] * 3)
     assert found.jobs["web"].loading[0] == 1.5  # all cores: the bandwidth reports memory
     assert np.isnan(found.jobs["web"].loading[1:]).all()  # which nobody has measured, and the answer says so
     assert list(found.unmeasured) == ["memory", "disk", "network_wait"]
@@ -170,11 +171,8 @@ def test_what_the_configuration_knows_rates_of_is_not_reported_by_waits(waited):
         "no window has memory_bandwidth_bytes_per_s, which needs the agents' source resctrl or pqos; unset "
         "placement.memory_bytes_per_s to use measured waits"
     )
-    assert live(waited, PlacementSection(cpu_cores=4)).snapshot().hosts.units.tolist() == [
-        4.0,
-        4.0,
-        1.0,
-    ]  # memory serves as many as there are cores
+    # Memory serves as many as there are cores.
+    assert live(waited, PlacementSection(cpu_cores=4)).snapshot().hosts.units.tolist() == [[4.0, 4.0, 1.0]] * 3
 
 
 def test_the_bandwidth_of_an_agents_windows_is_the_share_of_what_the_host_can_do(tmp_path):
@@ -205,11 +203,112 @@ def test_windows_without_shares_leave_them_out(tmp_path):
     assert (found.resources, found.jobs["web"].loading.tolist()) == (("cpu",), [1.5])
     assert found.unmeasured == {
         "memory_stall": "no window has memory_stall_ratio, which needs the agents' source perf and a CPU with the "
-        "event; set placement.memory_bytes_per_s to use rates",
+        "event; set placement.memory_bytes_per_s to use rates (host facts have no memory bandwidth)",
         "disk_wait": "no window has pressure_io_some_ratio, which needs the agents' source cgroup and a kernel with "
-        "PSI; set placement.disk_bytes_per_s to use rates",
-        "network_wait": "no agent measures it; set placement.network_bytes_per_s to use rates",
+        "PSI; "
+        "set placement.disk_bytes_per_s to use rates (host facts have no bandwidth of disks)",
+        "network_wait": "no agent measures it, and no host's facts have the speed of a NIC; set "
+        "placement.network_bytes_per_s to use rates",
     }
+
+
+GIB = 1 << 30
+SIZES = Sizes(
+    {
+        "h1": HostSize(cpus=2, memory_bytes=8 * GIB, network_bytes_per_s=1e9, disks=3),
+        "h2": HostSize(cpus=8, memory_bytes=8 * GIB, network_bytes_per_s=2e9),
+    },
+    {"w1": VmSize(2, 2 * GIB), "w2": VmSize(4, 4 * GIB), "d1": VmSize(2, 1 * GIB), "m1": VmSize(2, 1 * GIB)},
+)
+
+
+def sized(lake, sizes=SIZES, **settings):
+    return LiveFleet(lake, PlacementSection(**settings), lambda: ["h3", "h1"], lambda: NOW, lambda _: sizes).snapshot()
+
+
+def test_full_hosts_come_last_with_the_reason_and_unknown_capacity_is_not_full(lake):
+    found = sized(lake)
+    # h1 has 2 CPUs, of which 4 times as many may be given away; w1 has two of these 8. h3 has no facts.
+    ranking = found.rank(np.array([1.0]), 10, VmSize(4, 2 * GIB))
+    assert [found.hosts.names[k] for k in ranking.order] == ["h3", "h2", "h1"]
+    assert ranking.rooms == {
+        2: Room(unknown="no facts of the host's cpus, no facts of the host's memory"),
+        1: Room(),
+        0: Room(),
+    }
+    ranking = found.rank(np.array([1.0]), 10, VmSize(7, 2 * GIB))
+    assert [found.hosts.names[k] for k in ranking.order] == ["h3", "h2", "h1"]
+    assert ranking.rooms[0] == Room(full="2 of 8 vCPUs taken")
+    # h2 would disturb less than h1 if memory did not count: 4 + 1 + 1 of 8 GiB are taken there.
+    ranking = found.rank(np.array([1.0]), 10, VmSize(1, 3 * GIB))
+    assert [found.hosts.names[k] for k in ranking.order] == ["h3", "h1", "h2"]
+    assert ranking.rooms[1] == Room(full="6 of 8 GiB of memory taken")
+    assert [found.hosts.names[k] for k in found.rank(np.array([1.0]), 2, VmSize(1, 3 * GIB)).order] == ["h3", "h1"]
+    # What just fits has room, as has any with more overcommit, or none that counts.
+    assert found.rank(np.array([1.0]), 10, VmSize(6, 2 * GIB)).rooms[0] == Room()
+    for settings in ({"memory_overcommit": 1.5}, {"memory_overcommit": 0}):
+        rooms = sized(lake, **settings).rank(np.array([1.0]), 10, VmSize(1, 3 * GIB)).rooms
+        assert (rooms[1], bool(rooms[2].unknown)) == (Room(), True)
+
+
+def test_the_mutant_that_ignores_memory_is_noticed(lake, monkeypatch):
+    monkeypatch.setattr(Capacity, "full", lambda self, size: self.amounts[0].is_full(size.vcpus))
+    with pytest.raises(AssertionError):
+        test_full_hosts_come_last_with_the_reason_and_unknown_capacity_is_not_full(lake)
+
+
+def test_the_mutant_that_takes_unknown_capacity_for_full_is_noticed(lake, monkeypatch):
+    honest = Capacity.full
+    monkeypatch.setattr(Capacity, "full", lambda self, size: honest(self, size) | np.isnan(self.amounts[0].limit))
+    with pytest.raises(AssertionError):
+        test_full_hosts_come_last_with_the_reason_and_unknown_capacity_is_not_full(lake)
+
+
+def test_nobody_can_tell_without_the_sizes_of_the_vm_or_of_those_there(lake):
+    vms = {**SIZES.vms, "w2": VmSize(4)}
+    found = sized(lake, Sizes(SIZES.hosts, vms))
+    assert found.rank(np.array([1.0]), 10, VmSize(1, GIB)).rooms[1] == Room(
+        unknown="no facts of the GiB of memory of 1 VMs there"
+    )
+    # 1 + 1 of 8 GiB are known to be taken, and 7 more exceed it whatever w2 has.
+    assert found.rank(np.array([1.0]), 10, VmSize(1, 7 * GIB)).rooms[1] == Room(full="2 of 8 GiB of memory taken")
+    assert found.rank(np.array([1.0]), 10).rooms[0] == Room(
+        unknown="the new VM's vCPUs are not known, the new VM's GiB of memory are not known"
+    )
+    assert sized(lake, cpu_overcommit=1).rank(np.array([1.0]), 10).rooms[0] == Room(full="2 of 2 vCPUs taken")
+
+
+def test_a_jobs_vm_is_as_large_as_its_largest(lake):
+    found = sized(lake)
+    assert (found.sizes["web"], found.sizes["old"]) == (VmSize(4, 4 * GIB), VmSize())
+
+
+def test_facts_have_the_cpus_and_disks_of_each_host(waited):
+    found = sized(waited)
+    assert found.resources == ("cpu", "memory_stall", "disk_wait", "network")
+    # h3 has no facts: the settings' defaults, and the usual NIC; h2's is a third faster than the median of 1.5e9.
+    assert found.hosts.units == pytest.approx(
+        np.array([[2.0, 2.0, 3.0, (1 / 1.5) ** 2], [8.0, 8.0, 1.0, (2 / 1.5) ** 2], [32.0, 32.0, 1.0, 1.0]])
+    )
+    fixed = sized(waited, memory_units=5, disk_units=2).hosts.units
+    assert fixed[:, 1:3].tolist() == [[5.0, 2.0]] * 3
+
+
+def test_the_network_is_a_share_of_the_nics_without_a_setting(tmp_path):
+    rows = [window("h1", "a", "web", 1.0) | {"network_receive_bytes_per_s": 1e8, "network_transmit_bytes_per_s": 4e8}]
+    rows += [window("h2", "b", "db", 1.0) | {"network_receive_bytes_per_s": 0.0, "network_transmit_bytes_per_s": 1e9}]
+    made = Lake(tmp_path / "windows")
+    made.write_segment(pa.Table.from_pylist(rows, SAMPLES), segment_stem("central-0", "0badcafe", 1))
+    found = sized(made, Sizes({"h1": HostSize(network_bytes_per_s=1e9), "h2": HostSize(network_bytes_per_s=1e9)}))
+    assert (found.resources, found.jobs["web"].loading.tolist()) == (("cpu", "network"), [1.0, 0.5])
+    # On a host with a NIC twice as fast both need half of the time: a quarter of what they wait for each other.
+    faster = sized(made, Sizes({"h1": HostSize(network_bytes_per_s=1e9), "h2": HostSize(network_bytes_per_s=2e9)}))
+    share = 5e8 / 2e9 * 1e9 / 2e9  # of web and db, on h2
+    loading = np.array([0.0, faster.jobs["web"].loading[1]])
+    assert faster.by_resource(loading, 1)[1] == pytest.approx(share)
+    # A setting is for hosts without facts.
+    one = sized(made, Sizes({"h1": HostSize(network_bytes_per_s=1e9)}), network_bytes_per_s=4e9)
+    assert one.hosts.units[:, 1] == pytest.approx(np.array([1 / 16, 1.0, 1.0]))
 
 
 def test_vms_that_idle_are_there_and_disturb_nobody(tmp_path):
@@ -260,6 +359,20 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
     assert found["unmeasured"] == page["unmeasured"]
 
 
+async def test_full_hosts_by_http(asked, local, lake):  # noqa: F811 - the fixture
+    asked.fleet.snapshot = SharedAnswer(lambda: sized(lake, disk_bytes_per_s=100.0))
+    _, found = await get(local, f"/v1/placement?job=db&memory_bytes={3 * GIB}")
+    assert [row["host"] for row in found["hosts"]] == ["h3", "h1", "h2"]
+    assert [(row["full"], bool(row["room_unknown"])) for row in found["hosts"]] == [
+        ("", True),
+        ("", False),
+        ("6 of 8 GiB of memory taken", False),
+    ]
+    assert (found["vcpus"], found["memory_bytes"]) == (2.0, 3 * GIB)  # the vCPUs are d1's
+    status, found = await get(local, "/v1/placement?job=db&vcpus=10001")
+    assert (status, found["error"][:25]) == (400, "vcpus must be 0 to 10000,"[:25])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "status", "said"),
@@ -276,7 +389,7 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
         (
             "/v1/placement?loading=network_wait%3D1",
             400,
-            "loading network_wait: no resource 'network_wait' here; it is not measured: no agent measures it;",
+            "loading network_wait: no resource 'network_wait' here; it is not measured: no agent measures it,",
         ),
         ("/v1/job-loadings?page_size=1001", 400, "page_size must be an integer from 0 to 1000"),
     ],
@@ -294,7 +407,7 @@ def run(*words):
     return CliRunner().invoke(app, list(words), catch_exceptions=False)
 
 
-def test_on_the_command_line(asked, monkeypatch):
+def test_on_the_command_line(asked, lake, monkeypatch):
     def asking(address, _deadline_s):
         assert address.central == "central:7443"
 
@@ -311,15 +424,28 @@ def test_on_the_command_line(asked, monkeypatch):
     monkeypatch.setattr(fleets, "files_in", lambda _sources: TlsFiles())
     shown = run("--central", "central:7443", "--loading", "cpu=0.4,disk=0.5").stdout
     assert "h3" in shown and "1.3000" in shown and "3 of 3 hosts" in shown
-    assert "left out: network_wait: no agent measures it; set placement.network_bytes_per_s" in shown
+    assert "left out: network_wait: no agent measures it, and no host's facts have the speed" in shown
     reported = run("--central", "central:7443", "--job", "web", "--json", "--top", "1").stdout
     assert '"host": "h3"' in reported and '"hosts_in_all": 3' in reported
+    assert "cannot tell whether there is room on 3 hosts: no facts of the host's cpus, no facts of" in shown
+    asked.fleet.snapshot = SharedAnswer(lambda: sized(lake, disk_bytes_per_s=100.0))
+    words = ("--central", "central:7443", "--job", "web", "--json", "--memory-gib", "3", "--vcpus", "1")
+    rows = json.loads(run(*words).stdout)["ranked"]
+    assert [(row["host"], row["full"]) for row in rows] == [
+        ("h3", ""),
+        ("h1", ""),
+        ("h2", "6 of 8 GiB of memory taken"),
+    ]
+    everywhere = Sizes({name: HostSize(1, GIB) for name in ("h1", "h2", "h3")})
+    asked.fleet.snapshot = SharedAnswer(lambda: sized(lake, everywhere))
+    assert run(*words).exit_code == 1  # full everywhere
     monkeypatch.setenv(fleets.CENTRAL, "central:7443")
     assert "3 of 3 hosts" in run("--job", "web").stdout  # without files there is nothing else to ask
     monkeypatch.delenv(fleets.CENTRAL)
     assert set(json.loads(reported)["unmeasured"]) == {"memory_stall", "network_wait"}
     for words, line in (
         (["--central", "c:1", "vms.csv"], "--central or --fleet asks for the live fleet; omit VMS.csv and --hosts"),
+        (["v.csv", "--hosts", "h.csv", "--vcpus", "2"], "--vcpus: is for the live fleet; the VMs are those of VMS.csv"),
         ([], "VMS.csv and --hosts HOSTS.csv are needed, or --job or --loading for the live fleet"),
     ):
         with pytest.raises(InputError) as refused:

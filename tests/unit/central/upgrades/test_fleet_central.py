@@ -11,6 +11,7 @@ from central.upgrades.lake_rows import Side, parse_side, read_side
 from central.upgrades.messages import comparison_request, plan_request
 from central.upgrades.plan import PlanOptions
 from central.upgrades.tables import jobs_of, write_jobs, write_rows
+from tests.support.fleet_cli import QuotaFacts, quotas
 from tests.unit.central.api.test_fleet_api import certificates, served  # noqa: F401 - fixtures
 from whitepanda.common.errors import InputError
 
@@ -20,6 +21,7 @@ ALL = "from=1970-01-01,until=1970-01-03"
 
 @pytest.fixture
 def ask(served, lake, run):  # noqa: F811 - the fixtures; central's lake is the folder of `lake`
+    served.fleet.facts = QuotaFacts()
     folder = Path(served.certificates["operator"].ca).parent
     known = ("--central", f"127.0.0.1:{served.port}", "--tls", folder)
 
@@ -37,13 +39,16 @@ def rounded(reported):
 @pytest.mark.long
 async def test_a_comparison_is_reported_as_from_the_lake(ask, lake, tmp_path, monkeypatch):
     sides = (f"rest,{DAY_1}", f"hosts={lake.parent / 'test.csv'},{DAY_1}")
-    more = ("--metric", "mips", "--top", 1, "--confidence", 0.9, "--min-coverage", 0)
+    use = ("--weigh-by", "use")
+    more = (*use, "--metric", "mips", "--top", 1, "--confidence", 0.9, "--min-coverage", 0)
     here = await ask("compare", *sides, "--lake", lake, *more, central=False)
     assert await ask("compare", *sides, *more) == here
     assert "+10" in here[1] or "+9" in here[1]
+    assert "mips, weighed by use" in here[1]
+    assert "ipc, weighed by quota" in (await ask("compare", *sides))[1]
     plot = tmp_path / "c.png"
-    here = await ask("compare", *sides, "--lake", lake, "--json", central=False)
-    there = await ask("compare", *sides, "--json", "--plot", plot)
+    here = await ask("compare", *sides, *use, "--lake", lake, "--json", central=False)
+    there = await ask("compare", *sides, *use, "--json", "--plot", plot)
     assert (there[0], there[2], plot.read_bytes()[:4]) == (0, "", b"\x89PNG")
     assert rounded(there[1]) == rounded(here[1])
     assert rounded(here[1])["jobs_in_all"] == 2
@@ -53,7 +58,7 @@ async def test_a_comparison_is_reported_as_from_the_lake(ask, lake, tmp_path, mo
 
 @pytest.mark.long
 async def test_a_plan_is_reported_and_made_again_as_from_files(ask, lake, tmp_path):
-    rows = read_side(Lake(lake), Side("all", until_ns=2 * DAY_NS), "ipc")
+    rows = read_side(Lake(lake), Side("all", until_ns=2 * DAY_NS), "ipc", quotas)
     write_jobs(tmp_path / "jobs.parquet", jobs_of(rows))
     write_rows(tmp_path / "seen.csv", rows.observed)
     for more in (

@@ -8,8 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.cli import _fleet_tables
+from central.lake.segments import Lake
 from central.plotting.figures import bar, signed_bar
+from central.upgrades.lake_rows import Side, known_quotas, quota_shares, read_side
 from tests.support.fleet_cli import rows_file, write
+from whitepanda.common.errors import InputError
 
 
 def test_compare_reports_the_difference_and_what_it_is_of(run, tmp_path) -> None:
@@ -100,14 +103,14 @@ def test_sides_of_the_lake(run, lake) -> None:
     hosts = lake.parent / "test.csv"
 
     def percent(current, new, *arguments):
-        code, out, err = run("compare", current, new, "--lake", lake, "--json", *arguments)
+        code, out, err = run("compare", current, new, "--lake", lake, "--weigh-by", "use", "--json", *arguments)
         assert (code, err) == (0, "")
         return json.loads(out)
 
     by_hosts = percent("rest,from=1970-01-02", f"hosts={hosts},from=1970-01-02T00:00Z")
     assert by_hosts["difference_percent"]["value"] == pytest.approx(10, abs=1.5)
     assert by_hosts["machines"] == {"current": 30, "new": 10}
-    assert by_hosts["weighed_by"] == "cpu_usage_cores"
+    assert by_hosts["weighed_by"] == "use"
     assert [(row["job"], row["weight"]) for row in by_hosts["jobs"]] == [
         ("b", pytest.approx(2 / 3)),
         ("a", pytest.approx(1 / 3)),
@@ -126,6 +129,41 @@ def test_sides_of_the_lake(run, lake) -> None:
     )
 
 
+def test_quotas_by_hand():
+    job, vm = np.array(["a", "a", "a", "b", "c", "a"]), np.array(["v1", "v2", "v3", "w1", "x1", "v1"])
+    time_ns = np.array([3.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    # v1 moved: 4 cores, counted once. v3 counts as the mean of v1 and v2; nothing is known of c.
+    found = quota_shares(job, vm, time_ns, {"v1": 4.0, "v2": 1.0, "w1": 2.0, "other": 9.0})
+    assert (found.job.tolist(), found.weight.tolist()) == (["a", "b"], [7.5, 2.0])
+    assert not len(quota_shares(job, vm, time_ns, {}).job)
+
+
+def test_use_does_not_stand_for_unknown_quotas(run, lake) -> None:
+    sides = ("until=1970-01-02", "from=1970-01-02", "--lake", lake)
+    code, out, err = run("compare", *sides)
+    said = "--lake: a lake has no CPU quotas, central knows them: ask with --central, or --weigh-by use"
+    assert (code, out, err) == (3, "", f"error: {said}\n")
+    assert run("compare", *sides, "--weigh-by", "cores")[2] == "error: --weigh-by cores: must be quota or use\n"
+    code, _, err = run("compare", lake.parent / "test.csv", lake.parent / "test.csv", "--weigh-by", "use")
+    assert (code, "--weigh-by: is for a lake; a file has a column weight or quota" in err) == (3, True)
+    with pytest.raises(InputError, match="side 'all': no CPU quota of any of its VMs is known, by facts from agents"):
+        read_side(Lake(lake), Side("all"), "ipc", lambda _unix_ns: {})
+    found = read_side(Lake(lake), Side("all"), "ipc", lambda _unix_ns: {"h01-b": 1.0})
+    assert (found.weighed_by, found.weights.job.tolist(), found.weights.weight.tolist()) == ("quota", ["b"], [40.0])
+
+
+def test_the_last_quota_in_the_time_counts_also_of_vms_that_are_gone() -> None:
+    asked = []
+
+    def quotas(unix_ns):
+        asked.append(unix_ns)
+        return {"stays": float(unix_ns), "other": 9.0} | ({"gone": 2.0} if unix_ns < 300 else {})
+
+    assert known_quotas(quotas, {"stays", "gone"}, 0, 800) == {"stays": 799.0, "gone": 2.0}
+    assert asked == [799, 699, 599, 499, 399, 299]
+    assert known_quotas(quotas, {"nobody"}, 0, 800) == {}
+
+
 def test_sides_that_are_none_get_one_line(run, lake) -> None:
     hosts = f"hosts={lake.parent / 'test.csv'}"
     for current, new, code, message in (
@@ -139,14 +177,14 @@ def test_sides_that_are_none_get_one_line(run, lake) -> None:
         (hosts, hosts, 3, "are the same samples"),
         ("platform=Z", hosts, 3, "side 'platform=Z': no task of the lake has ipc there"),
     ):
-        found, _, err = run("compare", current, new, "--lake", lake)
+        found, _, err = run("compare", current, new, "--lake", lake, "--weigh-by", "use")
         assert (found, message in err, err.count("\n")) == (code, True, 1), err
-    code, _, err = run("compare", "rest", hosts, "--lake", lake, "--metric", "nonsense")
+    code, _, err = run("compare", "rest", hosts, "--lake", lake, "--weigh-by", "use", "--metric", "nonsense")
     assert (code, "metric nonsense is not in the lake; it has ipc, mips, cpi" in err) == (3, True)
     (lake.parent / "empty").mkdir()
-    code, _, err = run("compare", "rest", hosts, "--lake", lake.parent / "empty")
+    code, _, err = run("compare", "rest", hosts, "--weigh-by", "use", "--lake", lake.parent / "empty")
     assert (code, "empty: has no samples; is it central.lake_dir" in err) == (4, True)
-    code, _, err = run("compare", "rest", hosts, "--lake", lake / "no")
+    code, _, err = run("compare", "rest", hosts, "--weigh-by", "use", "--lake", lake / "no")
     assert (code, "no such folder" in err) == (4, True)
 
 
