@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from central.api.admission import Turns, Worker
-from central.api.lake_queries import LakeTotals, RecentVms
+from central.api.lake_queries import LakeTotals, RecentVms, Running
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.requests import away
 from central.authorisation.revocation_list import Revoked
@@ -29,6 +29,7 @@ from central.lake.vm_windows import VmWindows
 from central.own_threads import SharedAnswer
 from central.placement.live import LiveFleet
 from central.validation.events import EventRow
+from central.vms.listing import VmList
 from whitepanda.common.errors import InputError
 from whitepanda.common.tls import OwnCertificate, TlsFiles
 from whitepanda.v1 import fleet_pb2
@@ -52,6 +53,7 @@ class Parts:
     incidents_error: Callable[[], str] = str
     webhooks: Callable[[], list[fleet_pb2.WebhookReceiver]] = list
     over_quota: Callable[[], Mapping[str, Mapping[str, int]]] = dict  # what was refused, by host and budget
+    project_of: Callable[[str], str] = lambda _vm: ""  # of a VM by its UUID
     certificate: OwnCertificate = field(default_factory=lambda: OwnCertificate(TlsFiles()))
     revoked: Revoked = field(default_factory=Revoked)
 
@@ -171,6 +173,8 @@ class Context:
         self.times = SegmentTimes(lake)
         self.windows = VmWindows(self.times)
         self.lake_totals = SharedAnswer(LakeTotals(lake).count, _REST)
+        self.listed = VmList(())
+        self.listed_of: Running | None = None  # made of an answer of `recent`
         self.recent = RecentVms(
             lake, self.times, gone_s=section.gone_s, refresh_s=section.refresh_s, clock_unix_ns=clock_unix_ns
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from central.api import details, hosts, incidents, overview, placement, runtimes, silences, upgrades, versions
+from central.api import details, hosts, incidents, overview, placement, runtimes, silences, upgrades, versions, vms
 from central.api.context import Context
 from central.api.limits import QUEUED
 from central.api.requests import ApiError, check
@@ -35,7 +35,9 @@ METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "ListSuspectJobs": incidents.list_suspect_jobs,
     "PlanObservation": upgrades.plan,
     "PredictRuntime": runtimes.predict,
+    "ListFleetVms": vms.list_vms,
     "RankHosts": placement.rank_hosts,
+    "Search": vms.search,
 }
 #: Those that write, for `Role.RESPONDER`; they are given the caller's name too.
 WRITES: Mapping[str, Callable[[Context, Any, str], Awaitable[Any]]] = {
