@@ -222,6 +222,7 @@ class Central:
             runtime=config.runtime,
             importers=config.central.importers,
             gap_ns=self.recorder.gap_ns,
+            slot_s=config.build.slot_s,
             parts=Parts(
                 roll_error=lambda: self.roller.failure,
                 incidents_error=lambda: self.recorder.failure,

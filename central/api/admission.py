@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import grpc
 
 from central.api.requests import ApiError, away
-from central.lake.errors import LakeError
-from central.lake.vm_windows import SlowError
+from central.lake.errors import LakeError, SlowError
 
 Result = TypeVar("Result")
 

@@ -19,6 +19,7 @@ from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import BuiltVersion
 from central.config import PlacementSection, RuntimeSection
+from central.history.reader import FleetHistory
 from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
 from central.incidents.totals import OpenCounts
 from central.ingest.sessions import StreamRegistry
@@ -153,6 +154,7 @@ class Context:
         runtime: RuntimeSection | None = None,
         importers: tuple[str, ...] = (),
         gap_ns: int = 900 * 10**9,
+        slot_s: float = 300.0,
         parts: Parts | None = None,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -172,6 +174,7 @@ class Context:
         self.older: BuiltVersion | None = None  # the last version asked for that is no longer the current one
         self.times = SegmentTimes(lake)
         self.windows = VmWindows(self.times)
+        self.fleet_history = FleetHistory(lake, self.times, round(slot_s * 1e9))
         self.lake_totals = SharedAnswer(LakeTotals(lake).count, _REST)
         self.listed = VmList(())
         self.listed_of: Running | None = None  # made of an answer of `recent`
@@ -184,6 +187,7 @@ class Context:
         self.snapshot = SharedAnswer(live.snapshot)
         self.models = ModelFile((runtime or RuntimeSection()).model)
         self.drawing, self.predicting, self.comparing = Worker(16), Worker(64), Worker(4)
+        self.asking = Worker(64)  # for history
 
     async def read_events(
         self, limit: int, before_id: int = MAX_TIME_UNIX_NS, **wanted: Any

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from central.lake.duckdb_connection import answering
+from central.lake.duckdb_connection import answering, hurried
 from central.lake.errors import LakeError
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import Lake
-from central.lake.vm_windows import SlowError
 from whitepanda.v1 import fleet_pb2
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ _MEMORY_MIB = 512
 _FAILED_NS = 60 * _S_NS
 _DEADLINE_S = 20.0
 _SHOWN_DAYS = 31
-_AGAIN_S = 0.1  # an interrupt between two queries stops neither
 
 Found = TypeVar("Found")
 
@@ -185,7 +183,7 @@ def _ask(lake: Lake, times: SegmentTimes, since: int, until: int, ask: Callable[
     for is_last in (False, True):
         try:
             segments = times.overlapping(since, until)
-            with lake.objects.session(), answering(_MEMORY_MIB) as connection, _hurried(connection):
+            with lake.objects.session(), answering(_MEMORY_MIB) as connection, hurried(connection.con, _DEADLINE_S):
                 windows = lake.samples(connection, segments=segments)
                 in_time = windows.filter(windows.start_unix_ns >= since, windows.start_unix_ns < until)
                 return ask(connection, in_time)
@@ -196,27 +194,3 @@ def _ask(lake: Lake, times: SegmentTimes, since: int, until: int, ask: Callable[
             if is_last or not isinstance(error, duckdb.IOException):
                 raise LakeError(f"lake {lake.name}: {' '.join(str(error).split())[:300]}") from error
     raise AssertionError("the second time returns or raises")
-
-
-@contextlib.contextmanager
-def _hurried(connection: Any) -> Iterator[None]:
-    """Interrupt queries at the deadline, and raise SlowError then."""
-    import duckdb  # noqa: PLC0415 - as ibis
-
-    done = threading.Event()
-
-    def watch() -> None:
-        wait_s = _DEADLINE_S
-        while not done.wait(wait_s):
-            connection.con.interrupt()
-            wait_s = _AGAIN_S
-
-    watcher = threading.Thread(target=watch, name="deadline of a question", daemon=True)
-    watcher.start()
-    try:
-        yield
-    except duckdb.InterruptException as error:
-        raise SlowError(f"took longer than {_DEADLINE_S:g} s") from error
-    finally:
-        done.set()
-        watcher.join()

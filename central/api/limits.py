@@ -12,6 +12,9 @@ MAX_TOP = 1000  # rows of each list
 MAX_WINDOWS = 10_000
 MAX_BINS = 200
 MAX_POINTS = 500
+MAX_HISTORY_POINTS = 10_000  # of an answer
+MAX_METRICS = 64
+MAX_SCOPE = 1000  # VMs, hosts, jobs or projects
 MAX_COUNT = 1_000_000  # jobs to observe or compare, and VMs of one of them
 MAX_HOSTS = 10_000  # of a side
 MAX_HTTP_BYTES = 1 << 16  # of the line and headers of an HTTP request
@@ -25,7 +28,18 @@ MAX_TEXT = 1000  # characters of a reason or note
 MAX_TOKEN = 12_000  # characters; a token has the names that its request filters by
 
 #: Methods whose questions have a queue of their own (`central.api.admission.Worker`), which may be full.
-QUEUED = frozenset({"CompareSides", "GetHostTimeline", "GetJob", "GetVmHistory", "PlanObservation", "PredictRuntime"})
+QUEUED = frozenset(
+    {
+        "CompareSides",
+        "GetHostTimeline",
+        "GetJob",
+        "GetVmHistory",
+        "PlanObservation",
+        "PredictRuntime",
+        "QuerySeries",
+        "TopVms",
+    }
+)
 
 #: No control characters or line ends, which no accepted name has.
 TEXT_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]*$"
@@ -45,8 +59,19 @@ _MOST: dict[str, int] = {
 _MOST_OF: dict[tuple[str, str], int] = {
     ("PlanObservationRequest", "top"): MAX_COUNT,
     ("CompareSidesRequest", "top"): MAX_COUNT,
+    ("QuerySeriesRequest", "points"): MAX_HISTORY_POINTS,
 }
-_ITEMS = {"current_hosts": MAX_HOSTS, "new_hosts": MAX_HOSTS, "beside": MAX_BESIDE, "epsilons": MAX_EPSILONS}
+_ITEMS = {
+    "current_hosts": MAX_HOSTS,
+    "new_hosts": MAX_HOSTS,
+    "beside": MAX_BESIDE,
+    "epsilons": MAX_EPSILONS,
+    "metrics": MAX_METRICS,
+    "vms": MAX_SCOPE,
+    "hosts": MAX_SCOPE,
+    "jobs": MAX_SCOPE,
+    "projects": MAX_SCOPE,
+}
 _LENGTHS = {_TOKEN: MAX_TOKEN, "loading": MAX_LOADING, "reason": MAX_TEXT, "text": MAX_TEXT, "key": 64, "operator": 64}
 
 

@@ -9,8 +9,7 @@ from central.api.lake_queries import Running
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.requests import read_top
 from central.journal.latency import BOUNDS_S
-from central.lake.errors import LakeError
-from central.lake.vm_windows import SlowError
+from central.lake.errors import LakeError, SlowError
 from whitepanda.common import log
 from whitepanda.common.messages import message_of
 from whitepanda.common.protocol import PROTOCOL_VERSION

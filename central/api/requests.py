@@ -122,7 +122,11 @@ class Page:
         shown = found[: self.size]
         if len(found) <= self.size:
             return shown, ""
-        return shown, base64.urlsafe_b64encode(msgspec.json.encode((*self.scope, *place(shown[-1])))).decode()
+        return shown, self.token(*place(shown[-1]))
+
+    def token(self, *place: str | int) -> str:
+        """Return the token of the page after a place."""
+        return base64.urlsafe_b64encode(msgspec.json.encode((*self.scope, *place))).decode()
 
 
 def read_page(request: Any, kind: str, first: tuple[str | int, ...], filters: str = "") -> Page:

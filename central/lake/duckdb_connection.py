@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from central.lake.errors import LakeError
+from central.lake.errors import LakeError, SlowError, StoppedError
 
 if TYPE_CHECKING:
     import duckdb
+
+_POLL_S = 0.1
 
 
 def connect(**settings: str | bool | float | list[str]) -> duckdb.DuckDBPyConnection:
@@ -63,3 +67,33 @@ def reading(lake: str, memory_limit_mib: int, threads: int = 1) -> Iterator[Any]
         raise
     except Exception as error:  # the engine's own kinds differ by back end
         raise LakeError(f"{lake}: cannot be read: {str(error).partition(chr(10))[0]}") from error
+
+
+@contextlib.contextmanager
+def hurried(
+    connection: duckdb.DuckDBPyConnection, deadline_s: float, stop: threading.Event | None = None
+) -> Iterator[None]:
+    """Interrupt queries at the deadline (SlowError), or once `stop` is set (StoppedError)."""
+    import duckdb  # noqa: PLC0415 - as above
+
+    done, stop = threading.Event(), stop or threading.Event()
+    due_s = time.monotonic() + deadline_s
+
+    def watch() -> None:
+        wait_s = min(_POLL_S, deadline_s)
+        while not done.wait(max(wait_s, 0)):
+            wait_s = _POLL_S
+            if stop.is_set() or time.monotonic() >= due_s:
+                connection.interrupt()  # again and again: one between two queries stops neither
+
+    watcher = threading.Thread(target=watch, name="deadline of a question", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        if stop.is_set():
+            raise StoppedError from error
+        raise SlowError(f"took longer than {deadline_s:g} s") from error
+    finally:
+        done.set()
+        watcher.join()

@@ -17,3 +17,11 @@ class DamagedError(LakeError):
 
 class NotFiniteError(LakeError):
     """What was computed is no version: one of its numbers is not finite."""
+
+
+class SlowError(Exception):
+    """The answer takes too long."""
+
+
+class StoppedError(Exception):
+    """Nobody waits for the answer any more."""

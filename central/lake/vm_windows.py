@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from central.lake.errors import LakeError
+from central.lake.errors import LakeError, SlowError
 from central.lake.replica_copies import BATCH, rows_once
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import Segment
@@ -20,10 +20,6 @@ from whitepanda.v1 import fleet_pb2
 _by_time = itemgetter("start_unix_ns", "machine")
 _SAME = ("start_unix_ns", "duration_ns", "cpu_usage_cores")  # in the lake and in `VmWindow`
 _SHOWN = ("machine", "cpi", *_SAME)
-
-
-class SlowError(Exception):
-    """The answer takes too long."""
 
 
 class VmWindows:

@@ -4,43 +4,89 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from central.lake.replica_copies import SQL_ROWS_ONCE, SQL_TAKEN
+from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, Segment
 
 if TYPE_CHECKING:
     import duckdb
 
 
-#: Sums over the windows of one task (vm) that begin in one slot. `usage` and `cpi` are sums of value * duration, their
-#: times the durations of the windows that have the value; cycles and instructions are null if no window has them.
+#: The metrics of a window: the lake's columns after its times, each a number.
+METRICS = tuple(SAMPLES.names[SAMPLES.get_field_index("duration_ns") + 1 :])
+#: Sums over the windows of one task (vm) that begin in one slot, in the order of machine, vm and time. Of each metric:
+#: the sum of value * duration and the duration of the windows that have the value, the least and the greatest value
+#: (null: no window has it), and how many windows have it. Cycles and instructions are null if no window has them.
 SLOTS = pa.schema(
-    {
-        "machine": pa.string(),
-        "slot_start_ns": pa.int64(),
-        "vm": pa.string(),
-        "job": pa.string(),
-        "platform": pa.string(),
-        "latency_sensitive": pa.bool_(),
-        "windows": pa.int64(),
-        "duration_ns": pa.int64(),
-        "usage_core_ns": pa.float64(),
-        "usage_time_ns": pa.int64(),
-        "cpi_ns": pa.float64(),
-        "cpi_time_ns": pa.int64(),
-        "cycles": pa.int64(),
-        "instructions": pa.int64(),
-    }
-)
+    [
+        pa.field("machine", pa.string()),
+        pa.field("vm", pa.string()),
+        pa.field("slot_start_ns", pa.int64()),
+        pa.field("job", pa.string()),
+        pa.field("platform", pa.string()),
+        pa.field("latency_sensitive", pa.bool_()),
+        pa.field("windows", pa.int64()),
+        pa.field("duration_ns", pa.int64()),
+        pa.field("cycles", pa.int64()),
+        pa.field("instructions", pa.int64()),
+        *(
+            pa.field(f"{metric}_{end}", kind or SAMPLES.field(metric).type)
+            for metric in METRICS
+            for end, kind in (
+                ("ns", pa.float64()), ("time_ns", pa.int64()), ("min", None), ("max", None), ("count", pa.int64())
+            )
+        ),
+    ]
+)  # fmt: skip
 #: The largest sum of whole numbers: what is more is kept as this.
 MOST = 2**63 - 1
 KEYS = SLOTS.names[:6]
 SUMS = SLOTS.names[6:]
+#: Rows of a row group: few VMs' day, so a reader of one VM skips nearly all by statistics and bloom filters.
+GROUP_ROWS = 20_480
+_CHUNK_ROWS = 200_000  # slots that are summed at a time: one takes about 2 KB in the engine
+_BLOOM = {"vm": {"ndv": 1024, "fpp": 0.01}, "job": {"ndv": 1024, "fpp": 0.01}}
+
+
+def windows_as_slots(slot_ns: int, metrics: Sequence[str] = METRICS) -> str:
+    """Return the columns that make a slot of each window alone, with the given metrics; NaN counts as not known."""
+    found = [
+        *("machine", "vm", f"start_unix_ns - start_unix_ns % {slot_ns} AS slot_start_ns", "job", "platform"),
+        *("latency_sensitive", "1 AS windows", "duration_ns"),
+    ]
+    for metric in metrics:
+        value = known(metric)
+        found += [
+            f"{value}::DOUBLE * duration_ns AS {metric}_ns",
+            f"CASE WHEN {value} IS NULL THEN 0 ELSE duration_ns END AS {metric}_time_ns",
+            f"{value} AS {metric}_min",
+            f"{value} AS {metric}_max",
+            f"({value} IS NOT NULL)::BIGINT AS {metric}_count",
+        ]
+    return ", ".join(found)
+
+
+def known(metric: str) -> str:
+    """Return a metric's value with null for NaN."""
+    if not pa.types.is_floating(SAMPLES.field(metric).type):
+        return metric
+    return f"(CASE WHEN isnan({metric}) THEN NULL ELSE {metric} END)"
+
+
+def added_up(name: str) -> str:
+    """Return how a column of slots adds up, for one of `SUMS`."""
+    if name.endswith("_min"):
+        return f"min({name})"
+    if name.endswith("_max"):
+        return f"max({name})"
+    return f"sum({name})" if SLOTS.field(name).type == pa.float64() else _whole(f"sum({name})")
 
 
 def write_part(
@@ -60,38 +106,42 @@ def write_part(
     """
     columns = (
         "host, spool_id, sequence, start_unix_ns, duration_ns, machine, vm, job, platform, latency_sensitive, "
-        "cpi, cpu_usage_cores, cycles, instructions"
+        f"{', '.join(METRICS)}"
     )
     by_origin: dict[str, list[str]] = defaultdict(list)
     for segment in new:  # one scan for as many as possible: each has its own buffers
         segment.check_schema()
-        by_origin[segment.origin].append(_text(segment.path))
-    kept = f" WHERE machine NOT IN ({', '.join(map(_text, without))})" if without else ""
+        by_origin[segment.origin].append(quoted(segment.path))
+    kept = f" WHERE machine NOT IN ({', '.join(map(quoted, without))})" if without else ""
     rows = " UNION ALL ".join(
-        f"SELECT {_text(origin)} AS origin, {columns} FROM read_parquet([{', '.join(paths)}]){kept}"
+        f"SELECT {quoted(origin)} AS origin, {columns} FROM read_parquet([{', '.join(paths)}]){kept}"
         for origin, paths in by_origin.items()
     )
     connection.execute(f"CREATE OR REPLACE TEMP VIEW new_rows AS {rows}")
     known = "SELECT '' AS host, '' AS spool_id, 0::UBIGINT AS first, 0::UBIGINT AS last WHERE false"
     if old_batches:
-        paths = ", ".join(_text(lake.objects.local(name)) for name in old_batches)
+        paths = ", ".join(quoted(lake.objects.local(name)) for name in old_batches)
         known = f"SELECT host, spool_id, first, last FROM read_parquet([{paths}])"
     connection.execute(f"CREATE OR REPLACE TEMP VIEW known AS {known}")
     connection.execute(SQL_TAKEN)
     connection.execute(SQL_ROWS_ONCE)
-    slots_file, batches_file = map(_text, files)
-    sums = _slot_sums(slot_ns)
+    rows = f"SELECT {windows_as_slots(slot_ns)}, cycles, instructions FROM rows_once WHERE duration_ns > 0"
+    older = ""
     if merged:
-        paths = ", ".join(_text(lake.objects.local(name)) for name in merged)
-        totals = ", ".join(
-            f"{_whole(f'sum({name})') if SLOTS.field(name).type == pa.int64() else f'sum({name})'} AS {name}"
-            for name in SUMS
-        )
-        sums = (
-            f"SELECT {', '.join(KEYS)}, {totals} FROM (({sums}) UNION ALL SELECT {', '.join(SLOTS.names)} "
-            f"FROM read_parquet([{paths}])) GROUP BY {', '.join(KEYS)}"
-        )
-    connection.execute(f"COPY ({sums}) TO {slots_file} (FORMAT parquet, COMPRESSION zstd)")
+        paths = ", ".join(quoted(lake.objects.local(name)) for name in merged)
+        older = f"read_parquet([{paths}])"
+        rows = f"{rows} UNION ALL BY NAME SELECT * FROM {older}"
+    sums = ", ".join(f"{added_up(name)} AS {name}" for name in SUMS)
+    with pq.ParquetWriter(
+        files[0], SLOTS, compression="zstd", bloom_filter_options=_BLOOM, write_page_checksum=True
+    ) as writer:
+        for chunk in _chunks(connection, older, slot_ns):
+            query = (
+                f"SELECT {', '.join(KEYS)}, {sums} FROM ({rows}) WHERE {chunk} GROUP BY {', '.join(KEYS)} ORDER BY ALL"
+            )
+            for batch in connection.execute(query).to_arrow_reader(GROUP_ROWS):
+                writer.write_batch(batch.cast(SLOTS), GROUP_ROWS)
+    batches_file = quoted(files[1])
     ranges = _ranges(is_with_known=bool(merged))
     connection.execute(f"COPY ({ranges}) TO {batches_file} (FORMAT parquet, COMPRESSION zstd)")
     counted, total = connection.execute(
@@ -101,21 +151,19 @@ def write_part(
     return int(counted), int(total) - int(counted)
 
 
-def _slot_sums(slot_ns: int) -> str:
-    """Return the sums of `SLOTS` over the view rows_once, as `central.build.panda_state.task_slots` weighs them."""
-    usage, cpi = "cpu_usage_cores", "cpi::DOUBLE"
-    has_usage = f"{usage} IS NOT NULL AND NOT isnan({usage})"
-    has_cpi = f"{cpi} IS NOT NULL AND NOT isnan({cpi})"
-    return (
-        f"SELECT machine, start_unix_ns - start_unix_ns % {slot_ns} AS slot_start_ns, vm, job, platform, "
-        f"latency_sensitive, count(*) AS windows, {_whole('sum(duration_ns)')} AS duration_ns, "
-        f"sum({usage} * duration_ns) FILTER ({has_usage}) AS usage_core_ns, "
-        f"{_whole(f'coalesce(sum(duration_ns) FILTER ({has_usage}), 0)')} AS usage_time_ns, "
-        f"sum({cpi} * duration_ns) FILTER ({has_cpi}) AS cpi_ns, "
-        f"{_whole(f'coalesce(sum(duration_ns) FILTER ({has_cpi}), 0)')} AS cpi_time_ns, "
-        f"{_whole('sum(cycles)')} AS cycles, {_whole('sum(instructions)')} AS instructions "
-        "FROM rows_once WHERE duration_ns > 0 GROUP BY ALL"
-    )
+def _chunks(connection: duckdb.DuckDBPyConnection, older: str, slot_ns: int) -> Iterator[str]:
+    """Yield conditions that divide all rows by ranges of machines, each of about `_CHUNK_ROWS` slots, in order."""
+    counts = f"SELECT machine, sum(least(1.0, duration_ns / {slot_ns})) AS slots FROM rows_once GROUP BY machine"
+    if older:
+        counts += f" UNION ALL SELECT machine, count(*) FROM {older} GROUP BY machine"
+    query = f"SELECT machine, sum(slots) FROM ({counts}) GROUP BY machine ORDER BY machine"
+    since, slots = "", 0.0
+    for machine, more in connection.execute(query).fetchall():
+        if slots and slots + more > _CHUNK_ROWS:
+            yield f"machine >= {quoted(since)} AND machine < {quoted(machine)}"
+            since, slots = machine, 0.0
+        slots += more
+    yield f"machine >= {quoted(since)}"
 
 
 def _whole(total: str) -> str:
@@ -133,6 +181,6 @@ def _ranges(*, is_with_known: bool) -> str:
     return f"{runs} UNION ALL SELECT host, spool_id, first, last FROM known" if is_with_known else runs
 
 
-def _text(value: Path | str) -> str:
-    """Quote for SQL."""
+def quoted(value: Path | str) -> str:
+    """Quote a text or a path for SQL."""
     return "'" + str(value).replace("'", "''") + "'"

@@ -109,7 +109,7 @@ class SlotStore:
         found: dict[date, SlotManifest] = {}
         for day, name in sorted(newest.items()):
             try:
-                found[day] = self._read(name)
+                found[day] = self.read_manifest(name)
             except DamagedError as error:
                 if damaged is None:
                     raise
@@ -118,8 +118,13 @@ class SlotStore:
 
     def manifest(self, day: date) -> SlotManifest | None:
         """Return the newest manifest of a day, or None."""
+        name = self.newest(day)
+        return self.read_manifest(name) if name is not None else None
+
+    def newest(self, day: date) -> str | None:
+        """Return the name of a day's newest manifest, or None. A manifest of a name never changes."""
         names = [entry.name for entry in self._lake.objects.entries(self.folder(day)) if entry.name.endswith(".json")]
-        return self._read(max(names)) if names else None
+        return max(names, default=None)
 
     def roll_up(self, day: date, connection: duckdb.DuckDBPyConnection) -> SlotManifest | None:
         """Roll up what is new of a day and return its newest manifest; None for a day without samples.
@@ -133,7 +138,7 @@ class SlotStore:
         at_once, tries, is_short = sys.maxsize, 0, False
         while tries < _TRIES:
             before = self.manifest(day)
-            new = self._not_yet(day, before)
+            new = self.not_yet(day, before)
             if not new:
                 return before
             some = new[:at_once]
@@ -170,13 +175,10 @@ class SlotStore:
         paths = [str(self._lake.objects.local(name)) for name in names]
         rows = connection.read_parquet(paths).select(*SLOTS.names)
         if len(names) > 1:
-            integers = {name for name in SUMS if SLOTS.field(name).type == pa.int64()}
-            sums = {name: rows[name].sum() for name in SUMS}
-            rows = rows.group_by(KEYS).aggregate(
-                **{name: each.clip(upper=MOST) if name in integers else each for name, each in sums.items()}
-            )
+            rows = rows.group_by(KEYS).aggregate(**{name: _added_up(rows, name) for name in SUMS})
         return rows.mutate(
-            usage=rows.usage_core_ns / rows.usage_time_ns.nullif(0), cpi=rows.cpi_ns / rows.cpi_time_ns.nullif(0)
+            usage=rows.cpu_usage_cores_ns / rows.cpu_usage_cores_time_ns.nullif(0),
+            cpi=rows.cpi_ns / rows.cpi_time_ns.nullif(0),
         )
 
     def machines(self, manifest: SlotManifest) -> list[str]:
@@ -227,8 +229,11 @@ class SlotStore:
         for name in sorted(names, key=lambda name: (not name.endswith(".json"), name)):
             self._lake.objects.remove(name)
 
-    def _not_yet(self, day: date, manifest: SlotManifest | None) -> list[Segment]:
-        """Return the day's segments that are not in the parts, by journal and in the order of rolls."""
+    def not_yet(self, day: date, manifest: SlotManifest | None) -> list[Segment]:
+        """Return the day's segments that are not in the parts of a manifest, by journal and in the order of rolls.
+
+        LakeError: a compacted segment is in them in part.
+        """
         through = manifest.through if manifest is not None else {}
         new = []
         for segment in self._lake.segments(day):
@@ -325,7 +330,8 @@ class SlotStore:
                 self._log.warning("rows of machines cannot be rolled up and are left out", machines=new_ones, error=why)
             return (*write(left_out), left_out)
 
-    def _read(self, name: str) -> SlotManifest:
+    def read_manifest(self, name: str) -> SlotManifest:
+        """Return the manifest of a name. DamagedError: it is not what was written; LakeError: of another version."""
         data = read_manifest(self._lake.objects, name, self._remedy(name))
         try:
             schema = msgspec.json.decode(data, type=_SchemaOnly).schema
@@ -344,6 +350,14 @@ class SlotStore:
 
     def _name(self, day: date, number: int) -> str:
         return f"{self.folder(day)}/{number:08d}.json"
+
+
+def _added_up(rows: ir.Table, name: str) -> ir.Value:
+    """Return how a column of several parts adds up, as `central.roll_ups.sql.added_up`."""
+    column = rows[name]
+    if name.endswith(("_min", "_max")):
+        return column.min() if name.endswith("_min") else column.max()
+    return column.sum() if SLOTS.field(name).type == pa.float64() else column.sum().clip(upper=MOST)
 
 
 def _machines(paths: Iterable[Path]) -> list[str]:

@@ -78,8 +78,8 @@ def read_lake(lake: Lake, *, slot_s: float, days: int, max_rows: int) -> LakeRow
 
 def _columns(busy: ir.Table) -> ir.Table:
     """Return the needed columns, a row per VM; the runtime is null if a window lacks its counters."""
-    is_counted = (busy.cpi_time_ns == busy.usage_time_ns) & (busy.instructions > 0)
-    time_us = busy.usage_core_ns / 1e3 / (busy.instructions.cast("float64") / _INSTRUCTIONS)
+    is_counted = (busy.cpi_time_ns == busy.cpu_usage_cores_time_ns) & (busy.instructions > 0)
+    time_us = busy.cpu_usage_cores_ns / 1e3 / (busy.instructions.cast("float64") / _INSTRUCTIONS)
     return busy.select(
         "machine", "slot_start_ns", "vm", "job", "platform", runtime_us=is_counted.ifelse(time_us, None)
     ).order_by("machine", "slot_start_ns", "vm")

@@ -36,6 +36,8 @@ _NEEDED = {
     ("PredictRuntime", "job"),
     ("GetJob", "job"),
     ("GetHostTimeline", "host"),
+    ("QuerySeries", "metrics"),
+    ("TopVms", "metric"),
 }
 #: Why there is no answer, by status.
 _REFUSALS = {
@@ -112,6 +114,8 @@ ROUTES = (
     Route("/v1/overview", "GetOverview", "The fleet at a glance: who suffers now, contended hosts, antagonists"),
     Route("/v1/job", "GetJob", "A job's CPI by platform, its coefficient then and now, where it runs", (404,)),
     Route("/v1/host-timeline", "GetHostTimeline", "CPI and CPU usage of a host's VMs, and its incidents", (404,)),
+    Route("/v1/series", "QuerySeries", "Steps of metrics of VMs, hosts or jobs over any time", (404,)),
+    Route("/v1/top-vms", "TopVms", "The VMs with the greatest mean or maximum of a metric over a time"),
     Route("/v1/data-health", "GetDataHealth",
           "What the lake has by day, which hosts send nothing, and which are held back"),
 )

@@ -30,6 +30,12 @@ class ChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHANGE_KIND_NOTED: _ClassVar[ChangeKind]
     CHANGE_KIND_SILENCED: _ClassVar[ChangeKind]
     CHANGE_KIND_SILENCE_ENDED: _ClassVar[ChangeKind]
+
+class TopBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOP_BY_UNSPECIFIED: _ClassVar[TopBy]
+    TOP_BY_MEAN: _ClassVar[TopBy]
+    TOP_BY_MAX: _ClassVar[TopBy]
 AUDIT_ACTION_UNSPECIFIED: AuditAction
 AUDIT_ACTION_ACKNOWLEDGE: AuditAction
 AUDIT_ACTION_NOTE: AuditAction
@@ -47,6 +53,9 @@ CHANGE_KIND_ACKNOWLEDGED: ChangeKind
 CHANGE_KIND_NOTED: ChangeKind
 CHANGE_KIND_SILENCED: ChangeKind
 CHANGE_KIND_SILENCE_ENDED: ChangeKind
+TOP_BY_UNSPECIFIED: TopBy
+TOP_BY_MEAN: TopBy
+TOP_BY_MAX: TopBy
 
 class GetFleetStatusRequest(_message.Message):
     __slots__ = ()
@@ -1355,3 +1364,149 @@ class SearchResponse(_message.Message):
     HITS_FIELD_NUMBER: _ClassVar[int]
     hits: _containers.RepeatedCompositeFieldContainer[SearchHit]
     def __init__(self, hits: _Optional[_Iterable[_Union[SearchHit, _Mapping]]] = ...) -> None: ...
+
+class QuerySeriesRequest(_message.Message):
+    __slots__ = ("metrics", "vms", "hosts", "jobs", "projects", "since_unix_ns", "until_unix_ns", "points", "page_size", "page_token")
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    PROJECTS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    vms: _containers.RepeatedScalarFieldContainer[str]
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    projects: _containers.RepeatedScalarFieldContainer[str]
+    since_unix_ns: int
+    until_unix_ns: int
+    points: int
+    page_size: int
+    page_token: str
+    def __init__(self, metrics: _Optional[_Iterable[str]] = ..., vms: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., jobs: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., points: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class QuerySeriesResponse(_message.Message):
+    __slots__ = ("since_unix_ns", "until_unix_ns", "step_ns", "slot_ns", "vms", "next_page_token")
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_NS_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    since_unix_ns: int
+    until_unix_ns: int
+    step_ns: int
+    slot_ns: int
+    vms: _containers.RepeatedCompositeFieldContainer[VmSeries]
+    next_page_token: str
+    def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., vms: _Optional[_Iterable[_Union[VmSeries, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class VmSeries(_message.Message):
+    __slots__ = ("vm", "name", "job", "places", "metrics")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    name: str
+    job: str
+    places: _containers.RepeatedCompositeFieldContainer[VmPlace]
+    metrics: _containers.RepeatedCompositeFieldContainer[MetricSeries]
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., places: _Optional[_Iterable[_Union[VmPlace, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ...) -> None: ...
+
+class VmPlace(_message.Message):
+    __slots__ = ("host", "since_unix_ns", "until_unix_ns")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    since_unix_ns: int
+    until_unix_ns: int
+    def __init__(self, host: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class MetricSeries(_message.Message):
+    __slots__ = ("metric", "unit", "mean", "min", "max", "count", "absences")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ABSENCES_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    unit: str
+    mean: _containers.RepeatedScalarFieldContainer[float]
+    min: _containers.RepeatedScalarFieldContainer[float]
+    max: _containers.RepeatedScalarFieldContainer[float]
+    count: _containers.RepeatedScalarFieldContainer[int]
+    absences: _containers.RepeatedCompositeFieldContainer[Absence]
+    def __init__(self, metric: _Optional[str] = ..., unit: _Optional[str] = ..., mean: _Optional[_Iterable[float]] = ..., min: _Optional[_Iterable[float]] = ..., max: _Optional[_Iterable[float]] = ..., count: _Optional[_Iterable[int]] = ..., absences: _Optional[_Iterable[_Union[Absence, _Mapping]]] = ...) -> None: ...
+
+class Absence(_message.Message):
+    __slots__ = ("since_unix_ns", "until_unix_ns", "reason")
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    since_unix_ns: int
+    until_unix_ns: int
+    reason: str
+    def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TopVmsRequest(_message.Message):
+    __slots__ = ("metric", "by", "hosts", "jobs", "projects", "since_unix_ns", "until_unix_ns", "top")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    PROJECTS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    by: TopBy
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    projects: _containers.RepeatedScalarFieldContainer[str]
+    since_unix_ns: int
+    until_unix_ns: int
+    top: int
+    def __init__(self, metric: _Optional[str] = ..., by: _Optional[_Union[TopBy, str]] = ..., hosts: _Optional[_Iterable[str]] = ..., jobs: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+
+class TopVmsResponse(_message.Message):
+    __slots__ = ("since_unix_ns", "until_unix_ns", "slot_ns", "unit", "vms")
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_NS_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    since_unix_ns: int
+    until_unix_ns: int
+    slot_ns: int
+    unit: str
+    vms: _containers.RepeatedCompositeFieldContainer[TopVm]
+    def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., unit: _Optional[str] = ..., vms: _Optional[_Iterable[_Union[TopVm, _Mapping]]] = ...) -> None: ...
+
+class TopVm(_message.Message):
+    __slots__ = ("vm", "name", "host", "job", "mean", "min", "max", "count")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    name: str
+    host: str
+    job: str
+    mean: float
+    min: float
+    max: float
+    count: int
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., job: _Optional[str] = ..., mean: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...

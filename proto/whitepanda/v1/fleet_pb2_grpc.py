@@ -169,6 +169,16 @@ class FleetStub:
                 request_serializer=whitepanda_dot_v1_dot_fleet__pb2.SearchRequest.SerializeToString,
                 response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.SearchResponse.FromString,
                 _registered_method=True)
+        self.QuerySeries = channel.unary_unary(
+                '/whitepanda.v1.Fleet/QuerySeries',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.QuerySeriesRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.QuerySeriesResponse.FromString,
+                _registered_method=True)
+        self.TopVms = channel.unary_unary(
+                '/whitepanda.v1.Fleet/TopVms',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.TopVmsRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.TopVmsResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -344,6 +354,19 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def QuerySeries(self, request, context):
+        """History. NOT_FOUND if a VM is named and nothing is known of it in that time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TopVms(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -481,6 +504,16 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.Search,
                     request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.SearchRequest.FromString,
                     response_serializer=whitepanda_dot_v1_dot_fleet__pb2.SearchResponse.SerializeToString,
+            ),
+            'QuerySeries': grpc.unary_unary_rpc_method_handler(
+                    servicer.QuerySeries,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.QuerySeriesRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.QuerySeriesResponse.SerializeToString,
+            ),
+            'TopVms': grpc.unary_unary_rpc_method_handler(
+                    servicer.TopVms,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.TopVmsRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.TopVmsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1212,6 +1245,60 @@ class Fleet:
             '/whitepanda.v1.Fleet/Search',
             whitepanda_dot_v1_dot_fleet__pb2.SearchRequest.SerializeToString,
             whitepanda_dot_v1_dot_fleet__pb2.SearchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QuerySeries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/QuerySeries',
+            whitepanda_dot_v1_dot_fleet__pb2.QuerySeriesRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.QuerySeriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TopVms(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/TopVms',
+            whitepanda_dot_v1_dot_fleet__pb2.TopVmsRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.TopVmsResponse.FromString,
             options,
             channel_credentials,
             insecure,

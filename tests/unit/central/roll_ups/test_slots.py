@@ -138,10 +138,14 @@ def test_sums_of_a_slot_by_hand(tmp_path, connection) -> None:
     table = pq.read_table(tmp_path / manifest.parts[0].slots)
     assert table.schema.names == SLOTS.names
     [row] = table.to_pylist()
-    assert {name: row[name] for name in SLOTS.names[6:]} == {
-        "windows": 4, "duration_ns": 100 * 10**9, "usage_core_ns": (10 + 40 + 120) * 1e9, "usage_time_ns": 70 * 10**9,
-        "cpi_ns": 130e9, "cpi_time_ns": 40 * 10**9, "cycles": None, "instructions": 8,
+    wanted = {
+        "windows": 4, "duration_ns": 100 * 10**9, "cycles": None, "instructions": 8,
+        "cpu_usage_cores_ns": (10 + 40 + 120) * 1e9, "cpu_usage_cores_time_ns": 70 * 10**9,
+        "cpu_usage_cores_min": 1.0, "cpu_usage_cores_max": 3.0, "cpu_usage_cores_count": 3,
+        "cpi_ns": 130e9, "cpi_time_ns": 40 * 10**9, "cpi_min": 1.0, "cpi_max": 4.0, "cpi_count": 2,
+        "cycles_ns": None, "cycles_time_ns": 0, "cycles_min": None, "cycles_max": None, "cycles_count": 0,
     }  # fmt: skip
+    assert {name: row[name] for name in wanted} == wanted
     assert row["slot_start_ns"] == DAY_NS
     assert found(lake) == [("x", DAY_NS, "v", "x", "x", True, 170 / 70, 3.25)]
 

@@ -27,9 +27,8 @@ from central.config import BuildSection
 from central.incidents.store import IncidentStore
 from central.ingest.sessions import StreamRegistry
 from central.journal.writer import Journal
-from central.lake.errors import LakeError
+from central.lake.errors import LakeError, SlowError
 from central.lake.segments import Lake
-from central.lake.vm_windows import SlowError
 from central.pki import describe, issue, make_ca, renew
 from central.web.openapi import ROUTES, document, read_request, to_json
 from central.web.server import HttpApi

@@ -1,0 +1,1 @@
+"""The live trigger against the paper's rule (docs/studies/trigger.md)."""

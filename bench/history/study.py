@@ -1,0 +1,212 @@
+"""History of a fleet: how long three questions take, cold and warm, beside plain SQL over all files of windows.
+
+    python -m bench.history.study [--hosts 1000] [--vms 30] [--days 2] [--window-s 10] [--folder build/history-lake]
+
+It builds a lake once, in the folder, as central would: an hour's windows are a segment each, rolled up to slots every
+hour; the last hour's lie in segments of a minute that are not rolled up yet. A day has the same layout however many
+days there are; 7 days of 1,000 hosts with 30 VMs take about 160 GB, 2 days 45 GB. A lake of the same options is used
+again. Then each question is asked --times times with other names, through the code that answers the fleet API:
+cold (a new database that knows no file's footer) and warm. What the bars ask for is 1,000 hosts of 30 VMs.
+
+    one VM, 5 metrics, 24 h: p99 under 150 ms; a host's 30 VMs, one metric, 24 h: 300 ms; the top 20 over 1 h: 1 s
+
+With --loop-s the questions go on for so long, to be run beside `bench.ingest.study --parts paced`.
+"""
+
+import argparse
+import itertools
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from central.history.queries import METRICS, Scope
+from central.history.reader import FleetHistory
+from central.lake.duckdb_connection import bounded
+from central.lake.schema import SAMPLES
+from central.lake.segment_times import SegmentTimes
+from central.lake.segments import DAY_NS, Lake, day_of, segment_stem
+from central.roll_ups.store import SlotStore
+
+S_NS = 10**9
+SLOT_NS = 300 * S_NS
+HOUR_NS = 3600 * S_NS
+_FOLDER = Path(__file__).parents[2] / "build" / "history-lake"  # git ignores it
+_BATCH_S = 60  # windows of a host that come together
+_PIECE_ROWS = 50_000  # as central's rolls
+_COLD = 20  # questions
+_NAIVE = 3
+_BARS_S = {"vm": 0.150, "host": 0.300, "top": 1.0}
+
+
+class Fleet:
+    """Hosts, their VMs and windows; the same for the same numbers."""
+
+    def __init__(self, hosts: int, vms: int, window_s: int) -> None:
+        self.rng = np.random.default_rng(1)
+        self.hosts = [f"host-{number:05d}" for number in range(hosts)]
+        self.vms = [str(uuid.UUID(bytes=self.rng.bytes(16))) for _ in range(hosts * vms)]
+        self.per_host = vms
+        self.window_ns = window_s * S_NS
+        self._host_of = np.repeat(np.arange(hosts, dtype=np.int32), vms)
+        self._level = {name: self.rng.gamma(2.0, 50.0, len(self.vms)) for name in METRICS}
+        self._words = {
+            "host": self.hosts, "machine": self.hosts, "vm": self.vms,
+            "job": [f"job-{number}" for number in range(max(len(self.vms) // 50, 1))],
+            "platform": ["Skylake", "Milan"], "spool_id": ["spool"], "epoch": ["1"],
+        }  # fmt: skip
+
+    def pieces(self, since: int, until: int) -> Iterator[pa.Table]:
+        """Yield windows that begin in [since, until), a minute's batch of each host after the other."""
+        waiting: list[pa.Table] = []
+        for begin in range(since, until, _BATCH_S * S_NS):
+            times = np.arange(begin, min(begin + _BATCH_S * S_NS, until), self.window_ns)
+            times = times[times % self.window_ns == 0]
+            if not len(times):
+                continue
+            each = max(_PIECE_ROWS // (len(times) * self.per_host), 1)
+            for first in range(0, len(self.hosts), each):
+                waiting.append(self._windows(times, first, min(first + each, len(self.hosts))))
+                if sum(map(len, waiting)) >= _PIECE_ROWS:
+                    yield pa.concat_tables(waiting)
+                    waiting = []
+        if waiting:
+            yield pa.concat_tables(waiting)
+
+    def _windows(self, times: np.ndarray, first: int, last: int) -> pa.Table:
+        vm = np.arange(first * self.per_host, last * self.per_host, dtype=np.int32).reshape(last - first, 1, -1)
+        shape = (last - first, len(times), self.per_host)
+        vm = np.broadcast_to(vm, shape).ravel()
+        host = self._host_of[vm]
+        index = {
+            "host": host, "machine": host, "vm": vm, "job": vm % len(self._words["job"]), "platform": host % 2,
+            "spool_id": np.zeros_like(vm), "epoch": np.zeros_like(vm),
+        }  # fmt: skip
+        columns = {name: pa.DictionaryArray.from_arrays(index[name], words) for name, words in self._words.items()}
+        at = np.broadcast_to(times[None, :, None], shape).ravel()
+        numbers = {
+            "start_unix_ns": at,
+            "duration_ns": np.full(len(vm), self.window_ns),
+            "sequence": at // (_BATCH_S * S_NS),
+            "latency_sensitive": vm % 3 == 0,
+        }
+        for metric, level in self._level.items():
+            value = np.round(level[vm] * (1 + 0.1 * self.rng.standard_normal(len(vm))), 3)
+            numbers[metric] = np.abs(value).astype(SAMPLES.field(metric).type.to_pandas_dtype())
+        return pa.table({name: columns.get(name, numbers.get(name)) for name in SAMPLES.names}).cast(SAMPLES)
+
+
+def build(lake: Lake, fleet: Fleet, since: int, until: int) -> None:
+    """Write the lake: an hour a segment, rolled up each hour; the last hour in segments of a minute."""
+    store, took = SlotStore(lake, SLOT_NS), {"windows": 0.0, "slots": 0.0}
+    spill = Path(lake.name) / "spill"
+    number = itertools.count(1)
+    for hour in range(since, until, HOUR_NS):
+        is_last = hour + HOUR_NS >= until
+        step = 60 * S_NS if is_last else HOUR_NS
+        began = time.perf_counter()
+        for begin in range(hour, hour + HOUR_NS, step):
+            lake.write_pieces(lambda begin=begin: fleet.pieces(begin, begin + step), segment_stem("central-0", "0badcafe", next(number)))  # type: ignore[misc]
+        took["windows"] += time.perf_counter() - began
+        if not is_last:
+            began = time.perf_counter()
+            with bounded(memory_limit_mib=2048, threads=2, spill_dir=spill) as connection:
+                store.roll_up(day_of(hour), connection)
+            took["slots"] += time.perf_counter() - began
+        done = (hour + HOUR_NS - since) // HOUR_NS
+        print(f"\r{done} of {(until - since) // HOUR_NS} hours", end="", flush=True)
+    shutil.rmtree(spill, ignore_errors=True)
+    print(f"\rbuilt: windows {took['windows']:.0f} s, slots {took['slots']:.0f} s", flush=True)
+
+
+def measured(name: str, questions: list[Callable[[], object]], bar_s: float) -> float:
+    """Ask each once; print and return p99 in seconds."""
+    times = []
+    for question in questions:
+        began = time.perf_counter()
+        question()
+        times.append(time.perf_counter() - began)
+    p50, p99 = np.quantile(times, [0.5, 0.99])
+    print(f"{name:44} p50 {p50 * 1e3:7.0f} ms  p99 {p99 * 1e3:7.0f} ms  ratio to the bar {p99 / bar_s:5.2f}", flush=True)
+    return float(p99)
+
+
+def main() -> None:
+    """Build the lake if need be, and ask."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("hosts", 1000), ("vms", 30), ("days", 2), ("window-s", 10), ("times", 200), ("loop-s", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--folder", type=Path, default=_FOLDER)
+    options = parser.parse_args()
+    shape = {name: getattr(options, name) for name in ("hosts", "vms", "days", "window_s")}
+    fleet = Fleet(options.hosts, options.vms, options.window_s)
+    since = int(datetime(2026, 11, 1, tzinfo=UTC).timestamp()) * S_NS
+    until = since + options.days * DAY_NS
+    lake, stamp = Lake(options.folder), options.folder / "shape.txt"
+    if not stamp.exists() or json.loads(stamp.read_text()) != shape:
+        shutil.rmtree(options.folder, ignore_errors=True)
+        options.folder.mkdir(parents=True)
+        build(lake, fleet, since, until)
+        stamp.write_text(json.dumps(shape))
+    size = {part: sum(f.stat().st_size for f in (options.folder / part).rglob("*.parquet")) for part in ("samples", "slots")}
+    print(f"{options.folder}: windows {size['samples'] / 1e9:.2f} GB, slots {size['slots'] / 1e9:.2f} GB")
+    times = SegmentTimes(lake)
+    picked = np.random.default_rng(2)
+    metrics = METRICS[:5]
+    vms = [fleet.vms[k] for k in picked.integers(0, len(fleet.vms), options.times)]
+    hosts = [fleet.hosts[k] for k in picked.integers(0, len(fleet.hosts), options.times)]
+
+    def vm(history: FleetHistory, name: str) -> object:
+        steps = history.steps(until - DAY_NS, until, 300)
+        found = history.series(Scope(vms=(name,)), metrics, steps, limit=1)
+        assert len(found.vms) == 1 and found.vms[0].values[metrics[0]]["count"].sum() * fleet.window_ns == DAY_NS
+        return found
+
+    def host(history: FleetHistory, name: str) -> object:
+        steps = history.steps(until - DAY_NS, until, 300)
+        found = history.series(Scope(hosts=(name,)), metrics[:1], steps, limit=options.vms)
+        assert len(found.vms) == options.vms
+        return found
+
+    def top(history: FleetHistory, metric: str) -> object:
+        found = history.top(Scope(), metric, "mean", until - HOUR_NS, until, 20)
+        assert len(found.vms) == min(20, len(fleet.vms))
+        return found
+
+    asks = (("vm", vm, vms), ("host", host, hosts), ("top", top, list(itertools.islice(itertools.cycle(METRICS), options.times))))
+    history = FleetHistory(lake, times, SLOT_NS)
+    for kind, ask, names in asks:
+        measured(f"{kind}, cold", [lambda n=n, a=ask: a(FleetHistory(lake, times, SLOT_NS), n) for n in names[:_COLD]], _BARS_S[kind])  # type: ignore[misc]
+        ask(history, names[0])
+        warm = measured(f"{kind}, warm", [lambda n=n, a=ask: a(history, n) for n in names], _BARS_S[kind])  # type: ignore[misc]
+        naive = measured(f"{kind}, plain SQL over all windows", [lambda n=n, k=kind: plain(options.folder, k, n, metrics, until) for n in names[:_NAIVE]], _BARS_S[kind])  # type: ignore[misc]
+        print(f"{kind}: {naive / warm:.0f} times as fast as plain SQL")
+    end = time.monotonic() + options.loop_s
+    while time.monotonic() < end:
+        for kind, ask, names in asks:
+            measured(f"{kind}, again", [lambda n=n, a=ask: a(history, n) for n in names[:20]], _BARS_S[kind])  # type: ignore[misc]
+
+
+def plain(folder: Path, kind: str, name: str, metrics: tuple[str, ...], until: int) -> object:
+    """Ask DuckDB for the same over all files."""
+    with duckdb.connect(config={"threads": 2}) as connection:
+        connection.execute("SET enable_progress_bar = false")
+        rows = f"read_parquet('{folder}/samples/*/*.parquet')"
+        if kind == "top":
+            query = f"SELECT vm, avg({name}) AS value FROM {rows} WHERE start_unix_ns >= {until - HOUR_NS} GROUP BY vm ORDER BY value DESC LIMIT 20"
+        else:
+            values = ", ".join(f"avg({m}), min({m}), max({m}), count({m})" for m in metrics)
+            key = "vm" if kind == "vm" else "machine"
+            query = f"SELECT vm, start_unix_ns // {SLOT_NS} AS step, {values} FROM {rows} WHERE {key} = '{name}' AND start_unix_ns >= {until - DAY_NS} GROUP BY ALL ORDER BY ALL"
+        return connection.execute(query).fetchall()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""History: series of metrics over any time, and the VMs that lead by one."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from central.api.admission import Result
+from central.api.context import Context
+from central.api.limits import MAX_HISTORY_POINTS, MAX_PAGE_SIZE, MAX_TIME_UNIX_NS
+from central.api.requests import read_page, read_top, unknown, wrong, wrong_field
+from central.history.queries import METRICS, Scope
+from central.history.reader import VmLines
+from central.history.steps import Steps
+from whitepanda.common.texts import several_named
+from whitepanda.common.window_columns import WINDOW_COLUMNS
+from whitepanda.v1 import fleet_pb2
+
+_POINTS = 300
+_TOP = 20
+_HOUR_NS = 3600 * 10**9
+_DAY_NS = 24 * _HOUR_NS
+_SERIES_DAYS = 400
+_TOP_DAYS = 31
+_BY = {fleet_pb2.TOP_BY_UNSPECIFIED: "mean", fleet_pb2.TOP_BY_MEAN: "mean", fleet_pb2.TOP_BY_MAX: "max"}
+_UNITS = {column.name: column.unit for column in WINDOW_COLUMNS}
+_NARROWER = "ask for a shorter time, or for fewer hosts, jobs or VMs"
+NO_WINDOWS = "no_windows"
+UNKNOWN = "unknown"
+
+
+async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) -> fleet_pb2.QuerySeriesResponse:
+    """Series of metrics of the VMs of a scope, page by page."""
+    metrics = tuple(dict.fromkeys(request.metrics))
+    if not metrics:
+        raise wrong_field("metrics", f"is missing: name some of {', '.join(METRICS)}")
+    for metric in metrics:
+        _check_metric(metric, "metrics")
+    if not (request.vms or request.hosts or request.jobs or request.projects):
+        raise wrong_field("vms", "is missing, as are hosts, jobs and projects: name some; TopVms ranks the whole fleet")
+    points = request.points or max(min(_POINTS, MAX_HISTORY_POINTS // len(metrics)), 2)
+    if points < 2 or points * len(metrics) > MAX_HISTORY_POINTS:
+        most = f"must be at least 2, and points * metrics at most {MAX_HISTORY_POINTS:,}"
+        raise wrong_field("points", f"{most} (values {points}, {len(metrics)}); ask for fewer points or metrics")
+    since, until = _read_time(request, context.clock_unix_ns(), _SERIES_DAYS)
+    scope = await _read_scope(context, request, [_found_vm(context, vm) for vm in request.vms])
+    page = read_page(request, "series", ("",), _filters(request))
+    (after,) = page.place
+
+    def read(stop: threading.Event) -> Any:
+        steps = context.fleet_history.steps(since, until, points)
+        limit = min(_vms_of_page(request.page_size, steps.count * len(metrics)), MAX_PAGE_SIZE)
+        return context.fleet_history.series(scope, metrics, steps, limit=limit, after=str(after), stop=stop)
+
+    found = await stoppable(context, "series of metrics", read)
+    if request.vms and not found.vms and not after:
+        raise unknown(f"no window of {', '.join(request.vms[:5])} in this time and scope", "vms")
+    names = context.registry.vm_names
+    return fleet_pb2.QuerySeriesResponse(
+        since_unix_ns=found.steps.since,
+        until_unix_ns=found.steps.until,
+        step_ns=found.steps.length_ns,
+        slot_ns=context.fleet_history.slot_ns if found.steps.is_from_slots else 0,
+        vms=[_message(lines, found.steps, metrics, names.get(lines.vm, lines.last_host)) for lines in found.vms],
+        next_page_token=page.token(found.vms[-1].vm) if found.has_more else "",
+    )
+
+
+async def top_vms(context: Context, request: fleet_pb2.TopVmsRequest) -> fleet_pb2.TopVmsResponse:
+    """The VMs with the greatest mean or maximum of a metric."""
+    if not request.metric:
+        raise wrong_field("metric", f"is missing: name one of {', '.join(METRICS)}")
+    _check_metric(request.metric, "metric")
+    top = read_top(request.top, _TOP)
+    by = _BY.get(request.by)
+    if by is None:
+        raise wrong_field("by", f"must be mean or max (value {request.by})")
+    since, until = _read_time(request, context.clock_unix_ns(), _TOP_DAYS)
+    scope = await _read_scope(context, request, [])
+    found = await stoppable(
+        context,
+        "the VMs that lead",
+        lambda stop: context.fleet_history.top(scope, request.metric, by, since, until, top, stop),
+    )
+    names = context.registry.vm_names
+    return fleet_pb2.TopVmsResponse(
+        since_unix_ns=found.steps.since,
+        until_unix_ns=found.steps.until,
+        slot_ns=context.fleet_history.slot_ns if found.steps.is_from_slots else 0,
+        unit=_UNITS[request.metric],
+        vms=[fleet_pb2.TopVm(name=names.get(row["vm"], row["host"]), **row) for row in found.vms],
+    )
+
+
+async def stoppable(context: Context, what: str, call: Callable[[threading.Event], Result]) -> Result:
+    """Read the lake in the thread of history; if the caller is cancelled, the query ends and the thread is free."""
+    stop = threading.Event()
+    try:
+        return await context.asking.read_lake(what, lambda: call(stop), _NARROWER)
+    except asyncio.CancelledError:
+        stop.set()
+        raise
+
+
+def _check_metric(metric: str, field: str) -> None:
+    if metric not in METRICS:
+        raise wrong_field(field, f"must be of {', '.join(METRICS)} (value {metric[:80]!r})")
+
+
+def _read_time(request: Any, now_unix_ns: int, most_days: int) -> tuple[int, int]:
+    """Return a request's since and until; by default the last hour."""
+    until = min(request.until_unix_ns or now_unix_ns, MAX_TIME_UNIX_NS - 2 * _SERIES_DAYS * _DAY_NS)
+    since: int = request.since_unix_ns or max(0, until - _HOUR_NS)
+    if not 0 < until - since <= most_days * _DAY_NS:
+        value = f"value {(until - since) / 1e9:.0f} s"
+        raise wrong_field("until_unix_ns", f"must be after since_unix_ns and at most {most_days} days later ({value})")
+    return since, until
+
+
+def _found_vm(context: Context, vm: str) -> str:
+    """Return the UUID of a VM that is given by that or by its name."""
+    found = context.registry.vm_names.find(vm)
+    if len(found) > 1:
+        raise wrong(several_named(vm, found), "vms")
+    return found[0] if found else vm
+
+
+async def _read_scope(context: Context, request: Any, vms: list[str]) -> Scope:
+    """Return whose windows are asked for; projects are those of the VMs' facts."""
+    if request.projects:
+        raise wrong_field("projects", "are not known here: name hosts, jobs or VMs")
+    return Scope(tuple(dict.fromkeys(vms)), tuple(request.hosts), tuple(request.jobs))
+
+
+def _vms_of_page(page_size: int, points_of_vm: int) -> int:
+    """Return how many VMs fit into an answer; refuses more."""
+    most = max(MAX_HISTORY_POINTS // points_of_vm, 1)
+    if page_size > most:
+        problem = f"must be at most {most:,}: an answer has {MAX_HISTORY_POINTS:,} points, each VM {points_of_vm:,}"
+        raise wrong_field("page_size", f"{problem} (value {page_size}); ask for fewer points, metrics or VMs a page")
+    return page_size or most
+
+
+def _filters(request: Any) -> str:
+    """Return all that a page's token must be of; times that are not given change."""
+    names = ("metrics", "vms", "hosts", "jobs", "projects")
+    times = (request.since_unix_ns, request.until_unix_ns, request.points)
+    return repr(([sorted(getattr(request, name)) for name in names], times))
+
+
+def _message(lines: VmLines, steps: Steps, metrics: Sequence[str], name: str) -> fleet_pb2.VmSeries:
+    found = fleet_pb2.VmSeries(vm=lines.vm, name=name, job=lines.job)
+    for first, last, host in _runs(lines.hosts):
+        if host:
+            found.places.add(host=host, since_unix_ns=_at(steps, first), until_unix_ns=_at(steps, last))
+    for metric in metrics:
+        values = lines.values[metric]
+        series = found.metrics.add(
+            metric=metric,
+            unit=_UNITS[metric],
+            mean=values["mean"],
+            min=values["min"],
+            max=values["max"],
+            count=values["count"].astype(np.int64),
+        )
+        reasons = np.where(values["count"] > 0, "", np.where(lines.windows > 0, UNKNOWN, NO_WINDOWS)).tolist()
+        for first, last, reason in _runs(reasons):
+            if reason:
+                series.absences.add(since_unix_ns=_at(steps, first), until_unix_ns=_at(steps, last), reason=reason)
+    return found
+
+
+def _at(steps: Steps, step: int) -> int:
+    return steps.since + step * steps.length_ns
+
+
+def _runs(words: Sequence[str]) -> Iterator[tuple[int, int, str]]:
+    """Yield where runs of the same word begin and end."""
+    first = 0
+    for place in range(1, len(words) + 1):
+        if place == len(words) or words[place] != words[first]:
+            yield first, place, words[first]
+            first = place
