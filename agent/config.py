@@ -14,6 +14,7 @@ from msgspec import Meta
 from agent.analysis.contention.normalised_cpi import CERTAIN_MN_CPI
 from whitepanda.common.config import MAX_PORT, address_problem, is_loopback, load_toml
 from whitepanda.common.tls import TlsFiles
+from whitepanda.common.window_columns import BY_NAME
 
 Mode = Literal["off", "auto", "required"]
 Level = Literal["debug", "info", "warning", "error"]
@@ -22,6 +23,7 @@ MAX_WORKERS = 4096
 
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _MAX_HOST = 253
+_ROUNDING = 1e-6  # of decimal fractions
 _MAX_PLATFORM = 512  # central keeps no longer one
 #: Settings that are folders of this host.
 _FOLDERS = (
@@ -166,6 +168,20 @@ class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_ttl_s: Annotated[float, Meta(ge=60, le=3660 * 86_400)] = 31 * 86400.0  # coefficients are never used longer
 
 
+class WindowClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The windows of one class of VMs."""
+
+    window_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0  # length, a multiple of tick_s; 0 = agent.window_s
+    metrics: tuple[str, ...] = ("all",)  # sent beside cpu_usage_cores, by the names in docs/metrics.md; "all" = each
+
+
+class WindowsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What central gets of each VM, by whether a job rule says `latency_sensitive`."""
+
+    latency_sensitive: WindowClass = WindowClass()
+    batch: WindowClass = WindowClass()
+
+
 class MetricsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Metrics for Prometheus, at /metrics. Beyond this host only over mutual TLS."""
 
@@ -243,12 +259,19 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     agent: AgentSection
     sources: Sources = Sources()
+    windows: WindowsSection = WindowsSection()
     uplink: UplinkSection = UplinkSection()
     analysis: AnalysisSection = AnalysisSection()
     cloud_white: CloudWhiteSection = CloudWhiteSection()
     metrics: MetricsSection = MetricsSection()
     act: ActSection = ActSection()
     jobs: tuple[JobRule, ...] = ()
+
+    @property
+    def window_lengths_s(self) -> tuple[float, float]:
+        """Length of the windows of batch VMs, and of latency-sensitive ones."""
+        windows, default = self.windows, self.agent.window_s
+        return windows.batch.window_s or default, windows.latency_sensitive.window_s or default
 
 
 def load(path: Path) -> AgentConfig:
@@ -281,10 +304,7 @@ def _problems(config: AgentConfig, wrong: Container[str]) -> Iterator[str]:
     yield from _socket_problems("agent.socket", agent.socket)
     yield from _socket_problems("act.socket", config.act.socket)
     yield from _folder_problems("act.state_dir", config.act.state_dir)
-    if "agent.tick_s" not in wrong and "agent.window_s" not in wrong:
-        ratio = agent.window_s / agent.tick_s
-        if ratio < 1 or abs(ratio - round(ratio)) > 1e-6:  # noqa: PLR2004 - rounding of decimal fractions
-            yield f"agent.window_s must be a multiple of agent.tick_s {agent.tick_s} (value {agent.window_s})"
+    yield from _window_problems(config, wrong)
     quiet_s, disturbed_s = cloud_white.baseline_quiet_s, cloud_white.baseline_disturbed_s
     if disturbed_s < quiet_s and "cloud_white.baseline_quiet_s" not in wrong:
         yield f"cloud_white.baseline_disturbed_s must be at least baseline_quiet_s (value {disturbed_s})"
@@ -295,6 +315,21 @@ def _problems(config: AgentConfig, wrong: Container[str]) -> Iterator[str]:
     yield from _metrics_problems(config.metrics)
     yield from _source_problems(config.sources)
     yield from _rule_problems(config.jobs)
+
+
+def _window_problems(config: AgentConfig, wrong: Container[str]) -> Iterator[str]:
+    agent, tick_s = config.agent, config.agent.tick_s
+    classes = {f"windows.{name}": getattr(config.windows, name) for name in config.windows.__struct_fields__}
+    lengths = {"agent.window_s": agent.window_s} | {f"{key}.window_s": one.window_s for key, one in classes.items()}
+    for key, length_s in lengths.items():
+        ratio, is_checked = length_s / tick_s, not any(one in wrong for one in ("agent.tick_s", key))
+        is_default = not length_s and key != "agent.window_s"
+        if is_checked and not is_default and (ratio < 1 or abs(ratio - round(ratio)) > _ROUNDING):
+            yield f"{key} must be a multiple of agent.tick_s {tick_s} (value {length_s})"
+    for key, one in classes.items():
+        unknown = [name for name in one.metrics if name != "all" and name not in BY_NAME]
+        if unknown:
+            yield f'{key}.metrics must be "all", or metrics that windows have (docs/metrics.md) (value {unknown[0]!r})'
 
 
 def _source_problems(sources: Sources) -> Iterator[str]:

@@ -79,7 +79,7 @@ class Daemon:
                 platform=config.agent.platform or platform_name(),
                 agent_version=metadata.version("whitepanda"),
                 started_unix_ns=self._clock.unix_ns(),
-                window_ms=round(config.agent.window_s * 1e3),
+                window_ms=round(min(config.window_lengths_s) * 1e3),
             ),
             clock=self._clock,
             pipeline=pipeline,
@@ -181,7 +181,7 @@ class Daemon:
             # Without VMs there are no windows that the last events could go with.
             has_late_events = now_ns >= self._events_due_ns and self._has_events()
             if windows or has_late_events:
-                self._events_due_ns = now_ns + 2 * round(self._config.agent.window_s * 1e9)
+                self._events_due_ns = now_ns + 2 * round(max(self._config.window_lengths_s) * 1e9)
                 self._submit(windows)
             if windows:
                 self._notify_status()
@@ -233,6 +233,8 @@ class Daemon:
             self._guard("verdicts", self._decide)
             events += decisions.events.take()
             self._guard("reports", self._add_report, decisions, events)
+            with self._failures.guard("verdicts"):
+                windows = decisions.with_verdicts(windows)
         if self._uplink is not None:
             self._guard("queueing for central", self._uplink.submit, windows, events)
 
@@ -390,7 +392,9 @@ class Daemon:
         file = Path(self._config.agent.state_dir) / "spool.db"
         spool = Spool(file, max_bytes=section.spool_max_mib << 20, boot_id=self._boot_id)
         self.state.certificates["uplink.tls"] = OwnCertificate(section.tls)
-        uplink = self._uplink = Uplink(section, self._hello, spool, self._on_coefficients, refusals=self._refusals)
+        uplink = self._uplink = Uplink(
+            section, self._hello, spool, self._on_coefficients, windows=self._config.windows, refusals=self._refusals
+        )
         self.state.uplink = uplink.view
         try:
             async with self._failures.kept_running("uplink", uplink.run):

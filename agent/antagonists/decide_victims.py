@@ -19,8 +19,18 @@ from agent.analysis.verdict import Degradation, Verdict
 from agent.antagonists.reports import Trigger, Triggers, TriggerVictim
 from agent.antagonists.vm_events import Events
 from agent.config import AgentConfig
-from agent.detection.decision_types import Analysis, HostDecision, SuspectView, VmDecision, VmVerdict, is_running
+from agent.detection.decision_types import (
+    BEHAVIOUR_CODES,
+    Analysis,
+    HostDecision,
+    SuspectView,
+    VmDecision,
+    VmVerdict,
+    is_running,
+)
+from agent.sampling.metric_table import Value
 from agent.sampling.vms import Vm
+from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 from whitepanda.common.protocol import or_nan
 
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
 #: After the model stops estimating: how long the last estimate counts for the verdict, and how long it is shown.
 _ESTIMATE_NS = 30 * 10**9
 _SHOWN_NS = 5 * 10**9
+_SLOW_DOWN = ("slow_down_ratio", "slow_down_low_ratio", "slow_down_high_ratio")
 _OFF = Verdict("unknown", "the host's own analysis is off", 0)
 
 
@@ -259,6 +270,18 @@ class Decisions:
         return (*found, *sorted((one for one in scored if one.uuid not in listed), key=_likelihood))
 
     # --- reports to central ---
+
+    def with_verdicts(self, windows: Sequence[CpiWindow]) -> list[CpiWindow]:
+        """Return windows that have just ended with the present verdicts, and the slow-downs that views show."""
+        return [replace(window, metrics={**window.metrics, **self._judged(window.vm)}) for window in windows]
+
+    def _judged(self, uuid: str) -> dict[str, Value]:
+        one = self._vms.get(uuid)
+        if one is None:
+            return {}
+        known = one.slow_down if one.slow_down is not None and one.slow_down.is_known else None
+        slow_down = (known.ratio, known.low, known.high) if known else (Reason.NOT_PRESENT,) * len(_SLOW_DOWN)
+        return {"verdict": BEHAVIOUR_CODES[one.verdict], **dict(zip(_SLOW_DOWN, slow_down, strict=True))}
 
     def report(self, unix_ns: int) -> Trigger | None:
         """Return the report for central at a window's end; None: nothing new."""

@@ -13,6 +13,8 @@ from collector.base import Reason
 #: The verdict of all analyses on a VM, made by `agent.antagonists.decide_victims`.
 VmVerdict = Literal["unknown", "steady", "inflicting", "affected", "victim"]
 VERDICTS: tuple[VmVerdict, ...] = ("unknown", "steady", "inflicting", "affected", "victim")
+#: The same as numbers of the protocol's `Behaviour`, in windows.
+BEHAVIOUR_CODES: dict[VmVerdict, int] = {"unknown": 1, "steady": 2, "inflicting": 3, "victim": 4, "affected": 5}
 #: Which analysis found something: the host's own, or the one by the fleet's statistics.
 Analysis = Literal["host", "fleet"]
 

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 
 from agent.antagonists.decide_victims import Decisions
 from agent.antagonists.vm_events import VmEvent
-from agent.config import AgentConfig, AgentSection, UplinkSection
+from agent.config import AgentConfig, AgentSection, UplinkSection, WindowsSection
 from agent.recording.playback import Playback, cloud_white_of, read_errors
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import encode
 from agent.uplink.client import Uplink
+from agent.uplink.outgoing import Outgoing
 from agent.uplink.queue import QueueCounts, QueuedBatch
 from agent.uplink.stream import Timing
 from whitepanda.common.errors import UnavailableError
@@ -150,12 +151,8 @@ def _trace_batch(rows: TraceBatch, spool_id: str, sequence: int) -> agent_pb2.Cp
     batch.start_unix_ns.extend(rows.start_unix_ns.tolist())
     batch.duration_ns.extend(rows.duration_ns.tolist())
     batch.cpu_usage_cores.extend(rows.cpu_usage.tolist())
-    missing = np.isnan(rows.cpi)
-    if not missing.all():
+    if not np.isnan(rows.cpi).all():
         batch.cpi.extend(rows.cpi.tolist())
-    if missing.any():
-        why = np.where(rows.bad_cpi, int(agent_pb2.REASON_INVALID_VALUE), int(agent_pb2.REASON_NOT_IN_TRACE))
-        batch.cpi_reason.extend(np.where(missing, why, 0).tolist())
     return batch
 
 
@@ -174,6 +171,7 @@ class RecordedRows(Rows):
         self._machine = machine
         self._batch_rows = batch_rows
         self._unsent: deque[VmEvent] = deque()
+        self._outgoing = Outgoing(config.windows if config else WindowsSection())
 
     def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
         """Yield all batches. Their borders depend on the windows alone; events go with them, or after the last."""
@@ -197,7 +195,8 @@ class RecordedRows(Rows):
         decisions = Decisions(config, cloud_white, None)
         with Playback(file, self._config) as playback:
             pipeline = playback.pipeline
-            for tick, ended in playback.ticks():
+            for tick, windows in playback.ticks():
+                ended = windows
                 if cloud_white is not None:
                     try:
                         cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
@@ -208,6 +207,7 @@ class RecordedRows(Rows):
                     events = decisions.events.take()
                     self.events.extend(events)
                     self._unsent.extend(events)
+                    ended = decisions.with_verdicts(ended)
                 yield from ended
             yield from pipeline.windows.flush()
             if playback.cut_off:
@@ -215,7 +215,7 @@ class RecordedRows(Rows):
 
     def _batch(self, windows: list[CpiWindow], spool_id: str, sequence: int) -> agent_pb2.CpiBatch:
         events = [self._unsent.popleft() for _ in range(min(len(self._unsent), _BATCH_EVENTS))]
-        batch = encode(windows, spool_id=spool_id, sequence=sequence, events=events)
+        batch = encode(self._outgoing.prepare(windows), spool_id=spool_id, sequence=sequence, events=events)
         for task in batch.tasks:
             task.machine = self._machine
         for event in batch.events:

@@ -1,7 +1,8 @@
 """The one table of metrics: a metric is a field of one of these tuples, written with its row as if it were a default.
 
 Rates, /metrics, the columns of `vms` and `top`, the local API and docs/metrics.md follow from it; windows, the wire and
-the lake have columns of `whitepanda.common.window_columns`. `agent.sampling.rates` computes them, part by part.
+the lake keep those that `whitepanda.common.window_columns` has a row for, by the same name. `agent.sampling.rates`
+computes them, part by part.
 """
 
 from dataclasses import dataclass, replace
@@ -26,14 +27,12 @@ class Metric:
     """One metric. `part` is what it is made of.
 
     `title`: of its column in `vms` and `top`, where metrics of one title are summed up; "": it has none there.
-    `window`: the column of `whitepanda.common.window_columns` that it goes into; "": it is not kept.
     """
 
     part: Part
     unit: str
     help: str
     title: str = ""
-    window: str = ""
     scope: Scope = "vm"
     name: str = ""
 
@@ -61,23 +60,21 @@ def _traffic(part: Part, unit: str, meaning: str) -> Any:
 class VmRates(NamedTuple):
     """The metrics of a VM over a tick, part by part in the order of `collector.base.VM_PARTS`."""
 
-    cpu_usage_cores: Value = _threads("cores", "CPU time of the vCPU threads per wall time.", "CPU", "cpu_usage_cores")
+    cpu_usage_cores: Value = _threads("cores", "CPU time of the vCPU threads per wall time.", "CPU")
     guest_ratio: Value = _threads(
         "ratio", "Time in guest mode, per wall time and vCPU (Cloud White's %guest).", "GUEST%"
     )
     run_queue_wait_ratio: Value = _threads(
-        "ratio", "Time in which a vCPU had to wait for a CPU, per wall time and vCPU.", "RUNQ%", "run_queue_wait_ratio"
+        "ratio", "Time in which a vCPU had to wait for a CPU, per wall time and vCPU.", "RUNQ%"
     )
     steal_like_ratio: Value = _threads(
         "ratio", "Waiting time / (waiting time + CPU time) of the vCPUs: the guest's steal."
     )
     gips: Value = _perf("1e9 instructions/s", "Instructions per second of wall time, times 1e-9 (Cloud White).", "GIPS")
     ipc: Value = _perf("instructions/cycle", "Instructions per cycle.")
-    cpi: Value = _perf("cycles/instruction", "Cycles per instruction: what PANDA and CPI2 compare.", "CPI", "cpi")
+    cpi: Value = _perf("cycles/instruction", "Cycles per instruction: what PANDA and CPI2 compare.", "CPI")
     running_ratio: Value = _perf(
-        "ratio",
-        "Share of the vCPUs' CPU time in which the counters truly ran (1: no multiplexing).",
-        window="running_ratio",
+        "ratio", "Share of the vCPUs' CPU time in which the counters truly ran (1: no multiplexing)."
     )
     frequency_ratio: Value = _perf(
         "ratio", "Cycles per reference cycle: the clock over its nominal one (Arm: over the system counter)."
@@ -87,9 +84,7 @@ class VmRates(NamedTuple):
     )
     llc_mpki: Value = _perf("1/1000 instructions", "Last-level cache misses per 1000 instructions.")
     memory_stall_ratio: Value = _perf(
-        "ratio",
-        "Share of the cycles in which a vCPU waited for memory. Comparable within one platform only.",
-        window="memory_stall_ratio",
+        "ratio", "Share of the cycles in which a vCPU waited for memory. Comparable within one platform only."
     )
     total_stall_ratio: Value = _perf(
         "ratio", "Share of the cycles in which a vCPU did nothing. Comparable within one platform only."
@@ -97,14 +92,12 @@ class VmRates(NamedTuple):
     core_stall_ratio: Value = _perf(
         "ratio", "Share of the cycles lost in the core itself, where the CPU has an event for them."
     )
-    disk_read_bytes_per_s: Value = _disks("bytes/s", "Read from all block devices.", "DISK", "disk_bytes_per_s")
-    disk_write_bytes_per_s: Value = _disks("bytes/s", "Written to all block devices.", "DISK", "disk_bytes_per_s")
+    disk_read_bytes_per_s: Value = _disks("bytes/s", "Read from all block devices.", "DISK")
+    disk_write_bytes_per_s: Value = _disks("bytes/s", "Written to all block devices.", "DISK")
     disk_read_ops_per_s: Value = _disks("1/s", "Read operations.")
     disk_write_ops_per_s: Value = _disks("1/s", "Write operations.")
-    network_receive_bytes_per_s: Value = _interfaces(
-        "bytes/s", "Received by the guest on all interfaces.", "NET", "network_bytes_per_s"
-    )
-    network_transmit_bytes_per_s: Value = _interfaces("bytes/s", "Sent by the guest.", "NET", "network_bytes_per_s")
+    network_receive_bytes_per_s: Value = _interfaces("bytes/s", "Received by the guest on all interfaces.", "NET")
+    network_transmit_bytes_per_s: Value = _interfaces("bytes/s", "Sent by the guest.", "NET")
     network_receive_packets_per_s: Value = _interfaces("1/s", "Packets received by the guest.")
     network_transmit_packets_per_s: Value = _interfaces("1/s", "Packets sent by the guest.")
     network_receive_drops_per_s: Value = _interfaces("1/s", "Packets for the guest that were dropped.")
@@ -118,19 +111,13 @@ class VmRates(NamedTuple):
     pressure_cpu_some_ratio: Value = _cgroup("ratio", "Share of time in which some thread waited for a CPU (PSI).")
     pressure_memory_some_ratio: Value = _cgroup("ratio", "Share of time in which some thread waited for memory.")
     pressure_memory_full_ratio: Value = _cgroup("ratio", "Share of time in which all threads waited for memory.")
-    pressure_io_some_ratio: Value = _cgroup(
-        "ratio", "Share of time in which some thread waited for I/O.", window="io_wait_ratio"
-    )
+    pressure_io_some_ratio: Value = _cgroup("ratio", "Share of time in which some thread waited for I/O.")
     pressure_io_full_ratio: Value = _cgroup("ratio", "Share of time in which all threads waited for I/O.")
     cpu_throttled_ratio: Value = _cgroup("ratio", "Time taken away by the CPU quota, per wall time.")
     cpu_quota_cores: Value = _cgroup("cores", "The CPU quota; none is `not_present`.")
     memory_charged_bytes: Value = _cgroup("bytes", "Memory that the VM's control group is charged.")
-    llc_occupancy_bytes: Value = _rdt(
-        "bytes", "Last-level cache that the VM occupies, all domains.", "LLC", "llc_occupancy_bytes"
-    )
-    memory_bandwidth_bytes_per_s: Value = _rdt(
-        "bytes/s", "Memory traffic of the VM, all domains (MBM total).", "MEMBW", "memory_bandwidth_bytes_per_s"
-    )
+    llc_occupancy_bytes: Value = _rdt("bytes", "Last-level cache that the VM occupies, all domains.", "LLC")
+    memory_bandwidth_bytes_per_s: Value = _rdt("bytes/s", "Memory traffic of the VM, all domains (MBM total).", "MEMBW")
     memory_bandwidth_local_bytes_per_s: Value = _rdt("bytes/s", "Memory traffic to the same node (MBM local).")
     numa_remote_memory_ratio: Value = _numa(
         "ratio", "Share of the VM's memory that is on another node than a vCPU, mean over its vCPUs."

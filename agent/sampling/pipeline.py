@@ -50,7 +50,8 @@ class Pipeline:
         self.slots = slots
         self.stale_after_ns = STALE_TICKS * tick_ns
         self.table = VmTable(JobRules(config.jobs), limits, self.stale_after_ns, self._trouble, _slow_parts(config))
-        self.windows = WindowAccumulator(round(config.agent.window_s * 1e9), round(_GRACE_TICKS * tick_ns), limits)
+        lengths_ns = tuple(round(seconds * 1e9) for seconds in config.window_lengths_s)
+        self.windows = WindowAccumulator((lengths_ns[0], lengths_ns[1]), round(_GRACE_TICKS * tick_ns), limits)
         self.host_rates: HostRates | Reason = Reason.VM_STARTING
         self.host_source = ""
         self.host_mono_ns = 0
@@ -69,7 +70,7 @@ class Pipeline:
         for vm in self.table:
             if vm.change is not None:
                 labels = (vm.identity.name, vm.job, vm.latency_sensitive)
-                self.windows.add(vm.identity.uuid, vm.identity.epoch, labels, vm.change)
+                self.windows.add(vm.identity.uuid, vm.identity.epoch, labels, vm.change, vm.rates)
         return self.windows.close(mono_ns, ((vm.identity.uuid, vm.identity.epoch) for vm in self.table))
 
     def _trouble(self, source: str) -> Reason | None:
@@ -95,7 +96,7 @@ def timely_sources(config: AgentConfig) -> Sources:
     """Return the sources' settings with disks polled at least once in each window: else a window would have none."""
     polls = {}
     for name, section in (("libvirt", config.sources.libvirt), ("qemu", config.sources.qemu)):
-        polls[name] = msgspec.structs.replace(section, disk_poll_s=min(section.disk_poll_s, config.agent.window_s))
+        polls[name] = msgspec.structs.replace(section, disk_poll_s=min(section.disk_poll_s, *config.window_lengths_s))
     return msgspec.structs.replace(config.sources, **polls)
 
 

@@ -125,15 +125,15 @@ def _guest_ratio(cpu: CpuDelta, process: ProcessDelta | Reason) -> Value:
 
 
 _CYCLES, _INSTRUCTIONS = (EventDelta._fields.index(name) for name in ("cycles", "instructions"))
-#: Event, what it is divided by (a place in `EventDelta`) and multiplied with, in the order of the metrics.
-_EVENT_RATIOS = (
-    ("l2_misses", _INSTRUCTIONS, 1000.0),
-    ("llc_misses", _INSTRUCTIONS, 1000.0),
-    ("memory_stall_cycles", _CYCLES, 1.0),
-    ("total_stall_cycles", _CYCLES, 1.0),
-    ("core_stall_cycles", _CYCLES, 1.0),
+#: Metric, event, what it is divided by (a place in `EventDelta`) and multiplied with, in the order of the metrics.
+EVENT_RATIOS = (
+    ("l2_mpki", "l2_misses", _INSTRUCTIONS, 1000.0),
+    ("llc_mpki", "llc_misses", _INSTRUCTIONS, 1000.0),
+    ("memory_stall_ratio", "memory_stall_cycles", _CYCLES, 1.0),
+    ("total_stall_ratio", "total_stall_cycles", _CYCLES, 1.0),
+    ("core_stall_ratio", "core_stall_cycles", _CYCLES, 1.0),
 )
-_IDLE_EVENTS = (Reason.IDLE,) * (1 + len(_EVENT_RATIOS))
+_IDLE_EVENTS = (Reason.IDLE,) * (1 + len(EVENT_RATIOS))
 _MULTIPLEXED = (Reason.MULTIPLEXED,) * 3, (Reason.MULTIPLEXED,) * len(_IDLE_EVENTS)
 
 
@@ -158,7 +158,7 @@ def _perf_rates(perf: PerfDelta | Reason, usage_cores: Value, limits: Limits) ->
         if reference is None
         else _quotient(reference.cycles, reference.counted)
     ]
-    for name, base, factor in _EVENT_RATIOS:
+    for _, name, base, factor in EVENT_RATIOS:
         event = events.get(name)
         values.append(
             missing.get(name, Reason.NOT_PRESENT) if event is None else _quotient(event.counted * factor, event[base])

@@ -1,18 +1,31 @@
-"""CPI windows: what the agent keeps of a VM per window (10 s) and sends to central."""
+"""Windows: what the agent keeps of a VM's ticks (10 s of them) and sends to central, metric by metric.
 
-from collections.abc import Iterable
+Which metrics, and how each is summed up, is in `whitepanda.common.window_columns`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.sampling.changes import CgroupDelta, CpuDelta, DiskDelta, NetworkDelta, PerfDelta, RdtDelta, VmDelta
-from agent.sampling.rates import Limits
-from collector.base import Reason
+from agent.sampling.changes import (
+    CgroupDelta,
+    CpuDelta,
+    DiskDelta,
+    EventDelta,
+    NetworkDelta,
+    PerfDelta,
+    ProcessDelta,
+    RdtDelta,
+    VmDelta,
+)
+from agent.sampling.metric_table import VM_METRICS, Value, VmRates
+from agent.sampling.rates import EVENT_RATIOS, Limits, rates_of
+from collector.base import VM_PARTS, Reason
+from whitepanda.common.window_columns import BY_NAME, METRIC_COLUMNS
 
-_S = 1_000_000_000
-
-_Delta = CpuDelta | PerfDelta | DiskDelta | NetworkDelta | CgroupDelta | RdtDelta
-_SHARE_DECIMALS = 4  # of shares of time: four take two bytes a row in the lake, all of them eight
-_RDT_DIGITS = 4  # the hardware knows no more of caches and memory bandwidth, and all of them take twice the bytes
-_PARTS = 6  # those of a VmDelta that go into windows
+_Delta = CpuDelta | PerfDelta | DiskDelta | NetworkDelta | ProcessDelta | CgroupDelta | RdtDelta
+_PERF = VM_PARTS.index("perf")
+_NAMES = tuple(column.name for column in METRIC_COLUMNS)
+_PLACE = {name: place for place, name in enumerate(_NAMES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +33,9 @@ class CpiWindow:
     """One VM over one window. None: not known (for `cpi`, `cpi_reason` says why).
 
     `start_unix_ns` is the window's border; `duration_ns` is how much of it was watched: less than the window's length
-    if ticks were missed or the VM's epoch began or ended. The numbers are those of `window_columns.WINDOW_COLUMNS`.
+    if ticks were missed or the VM's epoch began or ended. `metrics`: the others of `window_columns.METRIC_COLUMNS` by
+    name, each a number or the reason why it is not known; those that nobody looked for are not there.
+    `new_reasons` are those that central has not been told; UNSPECIFIED: the metric is known again.
     """
 
     vm: str
@@ -35,81 +50,78 @@ class CpiWindow:
     cpi_reason: Reason = Reason.UNSPECIFIED
     cycles: int | None = None
     instructions: int | None = None
-    running_ratio: float | None = None
-    run_queue_wait_ratio: float | None = None
-    disk_bytes_per_s: float | None = None
-    network_bytes_per_s: float | None = None
-    memory_stall_ratio: float | None = None
-    io_wait_ratio: float | None = None
-    llc_occupancy_bytes: float | None = None
-    memory_bandwidth_bytes_per_s: float | None = None
+    metrics: Mapping[str, Value] = field(default_factory=dict)
+    new_reasons: Mapping[str, Reason] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _OverTime:
-    """A sum, and the time over which it was watched."""
+def _planned(part: str) -> tuple[tuple[int, int, bool], ...]:
+    """Return of each metric that windows keep of a part: place in `VmRates`, place here, whether its rule is `last`."""
+    return tuple(
+        (index, _PLACE[metric.name], BY_NAME[metric.name].rule == "last")
+        for index, metric in enumerate(VM_METRICS)
+        if metric.part == part and metric.name in _PLACE and BY_NAME[metric.name].rule in ("time", "last")
+    )
 
-    dt_ns: int = 0
-    total: int = 0
 
-    def add(self, dt_ns: int, amount: int | Reason) -> None:
-        if amount.__class__ is not Reason:
-            self.dt_ns += dt_ns
-            self.total += amount
-
-    def per_s(self) -> float | None:
-        return self.total * _S / self.dt_ns if self.dt_ns else None
+#: By part, in the order of `collector.base.VM_PARTS`.
+_PLANS = tuple(map(_planned, VM_PARTS))
+_USED = frozenset(index for index, part in enumerate(VM_PARTS) if _PLANS[index] or part == "perf")
+_PART_OF = {place: part for part, plan in enumerate(_PLANS) for _, place, _ in plan}
+#: Metrics of events: their place here, the event, where its base stands in `EventDelta`, the factor.
+_EVENTS = tuple((_PLACE[name], event, base, factor) for name, event, base, factor in EVENT_RATIOS if name in _PLACE)
+_FREQUENCY = _PLACE["frequency_ratio"]
 
 
 @dataclass(slots=True)
 class _Sums:
-    """One VM in one window so far. Each part has its own watched time."""
+    """One VM in one window so far: sums and their weights, by place, with the last reasons of what was not known."""
 
     labels: tuple[str, str, bool]
     cpu_dt_ns: int = 0
     cpu_ns: int = 0
-    wait_ns: int | None = 0
-    wait_vcpu_ns: int = 0
     perf_dt_ns: int = 0
-    perf_reason: Reason = Reason.NOT_PRESENT
     complete: bool = True
     cycles: float = 0.0
     instructions: float = 0.0
     enabled_ns: int = 0
     uncounted_ns: int = 0
     running_ns: float = 0.0
-    disk_bytes: _OverTime = field(default_factory=_OverTime)
-    network_bytes: _OverTime = field(default_factory=_OverTime)
-    stall_cycles: float = 0.0
-    beside_stall_cycles: float = 0.0  # all cycles, of the ticks in which stalls were counted
-    io_wait_ns: _OverTime = field(default_factory=_OverTime)
-    llc_byte_ns: _OverTime = field(default_factory=_OverTime)
-    memory_bytes: _OverTime = field(default_factory=_OverTime)
+    totals: list[float] = field(default_factory=lambda: [0.0] * len(_NAMES))
+    weights: list[float] = field(default_factory=lambda: [0.0] * len(_NAMES))
+    reasons: list[Reason] = field(default_factory=lambda: [Reason.UNSPECIFIED] * len(_NAMES))
+    part_reasons: list[Reason] = field(default_factory=lambda: [Reason.NOT_PRESENT] * len(VM_PARTS))
 
-    def add(self, part: _Delta) -> None:
-        if type(part) is CpuDelta:
-            self._add_cpu(part)
-        elif type(part) is PerfDelta:
+    def add_rates(self, plan: Sequence[tuple[int, int, bool]], rates: VmRates, dt_ns: int) -> None:
+        totals, weights = self.totals, self.weights
+        for index, place, is_last in plan:
+            value = rates[index]
+            if value.__class__ is Reason:
+                self.reasons[place] = value
+            elif is_last:
+                totals[place], weights[place] = value, 1.0
+            else:
+                totals[place] += value * dt_ns
+                weights[place] += dt_ns
+
+    def add(self, index: int, part: _Delta, rates: VmRates) -> None:
+        """Add what is new of a part."""
+        if type(part) is PerfDelta:
             self._add_perf(part)
-        elif type(part) is DiskDelta:
-            self.disk_bytes.add(part.dt_ns, part.read_bytes + part.write_bytes)
-        elif type(part) is NetworkDelta:
-            self.network_bytes.add(part.dt_ns, part.receive_bytes + part.transmit_bytes)
-        elif type(part) is RdtDelta:
-            if part.llc_occupancy_bytes.__class__ is not Reason:
-                self.llc_byte_ns.add(part.dt_ns, part.llc_occupancy_bytes * part.dt_ns)
-            self.memory_bytes.add(part.dt_ns, part.mbm_total_bytes)
-        elif type(part) is CgroupDelta:
-            self.io_wait_ns.add(part.dt_ns, part.io_some_ns)
+            return
+        if type(part) is CpuDelta:
+            self.cpu_dt_ns += part.dt_ns
+            self.cpu_ns += part.cpu_ns
+        self.add_rates(_PLANS[index], rates, part.dt_ns)
 
-    def _add_cpu(self, cpu: CpuDelta) -> None:
-        self.cpu_dt_ns += cpu.dt_ns
-        self.cpu_ns += cpu.cpu_ns
-        if cpu.run_queue_wait_ns is None:
-            self.wait_ns = None
-        elif self.wait_ns is not None:
-            self.wait_ns += cpu.run_queue_wait_ns
-            self.wait_vcpu_ns += cpu.dt_ns * cpu.threads
+    def add_others(self, change: VmDelta, rates: VmRates) -> None:
+        """Note why parts are not known, and what has no time of its own."""
+        for index, part in enumerate(change):
+            if isinstance(part, tuple):
+                continue
+            if isinstance(part, Reason):
+                self.part_reasons[index] = part
+            else:
+                self.add_rates(_PLANS[index], rates, 0)
 
     def _add_perf(self, perf: PerfDelta) -> None:
         self.perf_dt_ns += perf.dt_ns
@@ -121,10 +133,28 @@ class _Sums:
             self.uncounted_ns += perf.enabled_ns
         if perf.incomplete is not None:
             self.complete = False
-        stalls = perf.events.get("memory_stall_cycles")
-        if stalls is not None:
-            self.stall_cycles += stalls.counted
-            self.beside_stall_cycles += stalls.cycles
+        totals, weights, events = self.totals, self.weights, perf.events
+        for place, name, base, factor in _EVENTS:
+            event = events.get(name)
+            if event is None:
+                self.reasons[place] = perf.missing.get(name, Reason.NOT_PRESENT)
+            else:
+                totals[place] += event.counted * factor
+                weights[place] += event[base]
+        reference: EventDelta | None = events.get("reference_cycles")
+        if reference is None:
+            self.reasons[_FREQUENCY] = perf.missing.get("reference_cycles", Reason.NOT_PRESENT)
+        else:
+            totals[_FREQUENCY] += reference.cycles
+            weights[_FREQUENCY] += reference.counted
+
+    def mean(self, place: int) -> Value:
+        """Return a metric of the window, rounded, or the reason why it is not known."""
+        weight = self.weights[place]
+        if weight <= 0:
+            return self.reasons[place] or self.part_reasons[_PART_OF.get(place, _PERF)]
+        column = METRIC_COLUMNS[place]
+        return rounded(min(self.totals[place] / weight, column.largest), column.digits)
 
 
 @dataclass(slots=True)
@@ -136,46 +166,53 @@ class _Window:
 
 
 class WindowAccumulator:
-    """Sums the deltas of all VMs over windows whose borders are multiples of `window_ns` of Unix time.
+    """Sums the ticks of all VMs over windows whose borders are multiples of their length in Unix time.
+
+    `window_ns`: the length for batch VMs, and for latency-sensitive ones.
 
     A delta belongs to the window of its middle, exact to the sampling's jitter; a step of the Unix clock changes no
     duration. A slowly polled disk's belongs to the window of its end, as that of its middle may be closed. A delta much
     longer than a window is left out. A window waits `grace_ns` after its end for samples that were taken in it.
     """
 
-    def __init__(self, window_ns: int, grace_ns: int, limits: Limits) -> None:
+    def __init__(self, window_ns: tuple[int, int], grace_ns: int, limits: Limits) -> None:
         self._window_ns = window_ns
         self._grace_ns = grace_ns
         self._limits = limits
-        self._open: dict[int, _Window] = {}
-        self._renamed: list[tuple[int, _Window]] = []
+        self._open: dict[tuple[int, int], _Window] = {}  # by length and number
+        self._renamed: list[tuple[tuple[int, int], _Window]] = []
         # Ends of the deltas of each VM that were added last, by part: a slow source's delta is seen at several ticks.
         self._seen: dict[tuple[str, str], list[int]] = {}
         #: Windows closed, and those of them that were dropped because the VM's CPU usage was not known.
         self.closed = self.without_cpu = 0
 
-    def add(self, uuid: str, epoch: str, labels: tuple[str, str, bool], change: VmDelta) -> None:
-        """Add one VM's deltas of this tick, but those added before. `labels`: its name, job, latency sensitivity."""
+    def add(
+        self, uuid: str, epoch: str, labels: tuple[str, str, bool], change: VmDelta, rates: VmRates | None = None
+    ) -> None:
+        """Add one VM's deltas of this tick and what was made of them, but those added before.
+
+        `labels`: its name, job, latency sensitivity.
+        """
         key = (uuid, epoch)
         seen = self._seen.get(key)
         if seen is None:
-            seen = self._seen[key] = [0] * _PARTS
+            seen = self._seen[key] = [0] * len(VM_PARTS)
+        if rates is None:
+            rates = rates_of(change, self._limits)
         latest: _Sums | None = None
-        parts = (change.cpu, change.perf, change.disk, change.network, change.cgroup, change.rdt)
-        for index, part in enumerate(parts):
+        for index, part in enumerate(change):
             # In this order: isinstance of an Enum against what it is not costs ten times as much.
-            if not isinstance(part, tuple) or part.mono_ns <= seen[index]:
-                continue
-            seen[index] = part.mono_ns
-            if (sums := self._sums(key, labels, part)) is not None:
-                sums.add(part)
-                latest = sums
-        if latest is not None and isinstance(change.perf, Reason):
-            latest.perf_reason = change.perf
+            if index in _USED and isinstance(part, tuple) and part.mono_ns > seen[index]:
+                seen[index] = part.mono_ns
+                if (sums := self._sums(key, labels, part)) is not None:
+                    sums.add(index, part, rates)
+                    latest = sums
+        if latest is not None:
+            latest.add_others(change, rates)
 
     def close(self, mono_ns: int, present: Iterable[tuple[str, str]]) -> list[CpiWindow]:
         """Return the windows that have ended, oldest first; forget VMs that are not `present`, by (UUID, epoch)."""
-        ended = [index for index, window in self._open.items() if window.close_mono_ns <= mono_ns]
+        ended = [which for which, window in self._open.items() if window.close_mono_ns <= mono_ns]
         if not ended and not self._renamed:
             return []
         for key in self._seen.keys() - set(present):
@@ -188,61 +225,73 @@ class WindowAccumulator:
 
     def end_unix_ns(self, window: CpiWindow) -> int:
         """Return the border at which a window ended."""
-        return window.start_unix_ns + self._window_ns
+        return window.start_unix_ns + self._window_ns[window.latency_sensitive]
 
     def _sums(self, key: tuple[str, str], labels: tuple[str, str, bool], part: _Delta) -> _Sums | None:
         dt_ns, mono_ns, unix_ns = part.dt_ns, part.mono_ns, part.unix_ns
-        if dt_ns > self._window_ns + self._window_ns // 2:
+        length_ns = self._window_ns[labels[2]]
+        if dt_ns > length_ns + length_ns // 2:
             return None
         back_ns = dt_ns // 2
         if dt_ns > self._grace_ns and isinstance(part, DiskDelta):
             back_ns = 0
-        index = (unix_ns - back_ns) // self._window_ns
-        window = self._open.get(index)
+        number = (unix_ns - back_ns) // length_ns
+        which = (length_ns, number)
+        window = self._open.get(which)
         if window is not None and mono_ns - back_ns > window.close_mono_ns - self._grace_ns:
             # Unix time was set back: this is another window of the same name; the ended one stays as it is.
-            self._renamed.append((index, self._open.pop(index)))
+            self._renamed.append((which, self._open.pop(which)))
             window = None
         if window is None:
-            left_ns = (index + 1) * self._window_ns - unix_ns
-            window = self._open[index] = _Window(mono_ns + left_ns + self._grace_ns)
+            left_ns = (number + 1) * length_ns - unix_ns
+            window = self._open[which] = _Window(mono_ns + left_ns + self._grace_ns)
         sums = window.sums.get(key)
         if sums is None:
             sums = window.sums[key] = _Sums(labels)
         return sums
 
-    def _rows(self, indexes: list[int]) -> list[CpiWindow]:
+    def _rows(self, ended: list[tuple[int, int]]) -> list[CpiWindow]:
         rows = []
-        ended = self._renamed + [(index, self._open.pop(index)) for index in sorted(indexes)]
+        ended.sort(key=lambda which: which[0] * which[1])
+        windows = self._renamed + [(which, self._open.pop(which)) for which in ended]
         self._renamed = []
-        for index, window in ended:
+        for (length_ns, number), window in windows:
             for (uuid, epoch), sums in window.sums.items():
                 if sums.cpu_dt_ns == 0:
                     self.without_cpu += 1
                 else:
-                    rows.append(self._row(uuid, epoch, index * self._window_ns, sums))
+                    rows.append(self._row(uuid, epoch, number * length_ns, sums))
         self.closed += len(rows)
         return rows
 
     def _row(self, uuid: str, epoch: str, start_unix_ns: int, sums: _Sums) -> CpiWindow:
         usage_cores = sums.cpu_ns / sums.cpu_dt_ns
         cycles, instructions, ratio = _counts(sums)
-        cpi, stalled, reason = None, None, Reason.UNSPECIFIED
+        cpi, reason = None, Reason.UNSPECIFIED
         if ratio is None:
-            reason = sums.perf_reason
+            reason = sums.part_reasons[_PERF]
         elif ratio == 0 or ratio < self._limits.min_running_ratio:
             reason, cycles, instructions = Reason.MULTIPLEXED, None, None
         elif usage_cores < self._limits.min_activity_cores or not sums.instructions or not sums.cycles:
             reason = Reason.IDLE
         else:
             cpi = sums.cycles / sums.instructions
-            if sums.beside_stall_cycles > 0:
-                stalled = _share(sums.stall_cycles, sums.beside_stall_cycles)
-        waited = sums.wait_ns is not None and sums.wait_vcpu_ns > 0
+        metrics = {name: sums.mean(place) for place, name in enumerate(_NAMES) if place in _PART_OF}
+        counters: dict[str, Value] = dict.fromkeys(_OF_COUNTERS, reason)
+        if ratio is not None:
+            counters["running_ratio"] = rounded(ratio, BY_NAME["running_ratio"].digits)
+        if instructions is not None and cycles is not None:
+            counters["cycles"], counters["instructions"] = cycles, instructions
+            counters["gips"] = rounded(instructions / sums.perf_dt_ns, BY_NAME["gips"].digits)
+        elif not reason:
+            counters |= dict.fromkeys(("cycles", "instructions", "gips"), Reason.VM_STARTING)  # a thread lacks counters
+        if cpi is not None:
+            counters |= {_NAMES[place]: sums.mean(place) for place in _OF_EVENTS}
+        labels = sums.labels
         return CpiWindow(
             uuid,
             epoch,
-            *sums.labels,
+            *labels,
             start_unix_ns,
             sums.cpu_dt_ns,
             usage_cores,
@@ -250,23 +299,17 @@ class WindowAccumulator:
             reason,
             cycles,
             instructions,
-            ratio,
-            (sums.wait_ns or 0) / sums.wait_vcpu_ns if waited else None,
-            sums.disk_bytes.per_s(),
-            sums.network_bytes.per_s(),
-            stalled,
-            _share(sums.io_wait_ns.total, sums.io_wait_ns.dt_ns) if sums.io_wait_ns.dt_ns else None,
-            _rounded(sums.llc_byte_ns.total / sums.llc_byte_ns.dt_ns) if sums.llc_byte_ns.dt_ns else None,
-            _rounded(sums.memory_bytes.per_s()),
+            counters | metrics,
         )
 
 
-def _share(part: float, whole: float) -> float:
-    return round(min(1.0, part / whole), _SHARE_DECIMALS)
+_OF_EVENTS = (_FREQUENCY, *(place for place, *_ in _EVENTS))
+_OF_COUNTERS = ("cycles", "instructions", "gips", "running_ratio", *(_NAMES[place] for place in _OF_EVENTS))
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{_RDT_DIGITS}g}")
+def rounded(value: float, digits: int) -> float:
+    """Round to significant digits: what the hardware does not know would only take bytes in the lake."""
+    return float(f"{value:.{digits}g}")
 
 
 def _counts(sums: _Sums) -> tuple[int | None, int | None, float | None]:

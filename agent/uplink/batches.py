@@ -1,5 +1,7 @@
-"""CPI windows as protobuf columns (`whitepanda.v1.CpiBatch`): element i of every column is window i."""
+"""Windows as protobuf columns (`whitepanda.v1.CpiBatch`): element i of every column is window i."""
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -7,8 +9,9 @@ from agent.antagonists.reports import Trigger
 from agent.antagonists.vm_events import VmEvent
 from agent.sampling.windows import CpiWindow
 from agent.uplink.messages import event_message, trigger_message
-from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan
-from whitepanda.common.window_columns import COUNTS, GAUGES
+from collector.base import Reason
+from whitepanda.common.protocol import or_nan
+from whitepanda.common.window_columns import BY_NAME, METRIC_COLUMNS
 from whitepanda.v1 import agent_pb2
 
 #: What goes along with windows, in their order and numbered with them, so that it counts exactly once.
@@ -22,8 +25,8 @@ def encode(
 ) -> agent_pb2.CpiBatch:
     """Make a batch of windows, in any order, and of what goes along with them.
 
-    A column that no window has is left empty; else a window without the value has NaN or 2^64-1 in it. `sequence` is
-    the batch's number in the spool's incarnation `spool_id`, from 1; `backlog`: it is sent late, after an outage.
+    A column that no window has is left out; else a window without the value has NaN in it. `sequence` is the batch's
+    number in the spool's incarnation `spool_id`, from 1; `backlog`: it is sent late, after an outage.
     """
     batch = agent_pb2.CpiBatch(spool_id=spool_id, sequence=sequence, backlog=backlog)
     tasks: dict[tuple[str, str, str, str, bool], int] = {}
@@ -35,26 +38,30 @@ def encode(
             vm, epoch, name, job, latency_sensitive = key
             batch.tasks.add(vm=vm, epoch=epoch, name=name, job=job, latency_sensitive=latency_sensitive)
         batch.task_index.append(index)
-    batch.start_unix_ns.extend(window.start_unix_ns for window in windows)
-    batch.duration_ns.extend(window.duration_ns for window in windows)
+        _add_reasons(batch, index, window)
+    for name in ("start_unix_ns", "duration_ns"):
+        times = [getattr(window, name) for window in windows]
+        getattr(batch, name).extend(times[:1] if len(set(times)) == 1 else times)
     batch.cpu_usage_cores.extend(window.cpu_usage_cores for window in windows)
-    missing = [window.cpi is None for window in windows]
-    if not all(missing):
+    if any(window.cpi is not None for window in windows):
         batch.cpi.extend(or_nan(window.cpi) for window in windows)
-    if any(missing):  # then every row has a reason; the numbers are the protocol's
-        reasons: list[Any] = [int(window.cpi_reason) if window.cpi is None else 0 for window in windows]
-        batch.cpi_reason.extend(reasons)
-    for name in COUNTS:
-        counts = [getattr(window, name) for window in windows]
-        if any(count is not None for count in counts):
-            getattr(batch, name).extend(UNKNOWN_COUNT if count is None else count for count in counts)
-    for name in GAUGES:
-        values = [getattr(window, name) for window in windows]
-        if any(value is not None for value in values):
-            getattr(batch, name).extend(map(or_nan, values))
+    for column in METRIC_COLUMNS:
+        metric: list[Any] = [window.metrics.get(column.name, Reason.NOT_PRESENT) for window in windows]
+        if any(value.__class__ is not Reason for value in metric):
+            batch.metrics.numbers.append(column.number)
+            batch.metrics.values.extend(math.nan if value.__class__ is Reason else value for value in metric)
     batch.events.extend(event_message(event) for event in events if isinstance(event, VmEvent))
     batch.triggers.extend(trigger_message(event) for event in events if isinstance(event, Trigger))
     return batch
+
+
+def _add_reasons(batch: agent_pb2.CpiBatch, task_index: int, window: CpiWindow) -> None:
+    by_reason = defaultdict(list)
+    for name, reason in window.new_reasons.items():
+        by_reason[reason].append(BY_NAME[name].number)
+    for reason, numbers in by_reason.items():
+        wire: Any = int(reason)  # the numbers are the protocol's
+        batch.reasons.add(task_index=task_index, reason=wire, metrics=numbers)
 
 
 def problem_of(item: CpiWindow | Report) -> str:

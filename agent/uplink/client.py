@@ -15,11 +15,12 @@ from typing import Any
 import grpc
 
 from agent.antagonists.update_limits import Refusals
-from agent.config import UplinkSection
+from agent.config import UplinkSection, WindowsSection
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report, problem_of
 from agent.uplink.disk_queue import Spool
 from agent.uplink.outage import Outage, explain
+from agent.uplink.outgoing import Outgoing
 from agent.uplink.queue import BatchQueue
 from agent.uplink.stream import AckTotals, Shared, StreamError, Taker, Timing, UplinkStream
 from whitepanda.common import log
@@ -44,6 +45,7 @@ class Uplink:
         queue: BatchQueue,
         on_coefficients: Taker | None = None,
         *,
+        windows: WindowsSection | None = None,
         refusals: Refusals | None = None,
         give_up_after_s: float | None = None,
         tls_prefix: str = "uplink.tls",
@@ -53,12 +55,14 @@ class Uplink:
         """Set up; nothing is opened before `run`.
 
         `hello` gives what is known now: host, boot_id, platform, agent_version, jobs, coefficient_version, window_ms;
-        it is called often. `on_coefficients` takes central's updates on the loop; `refusals` counts refused ones.
+        it is called often. `windows` chooses metrics. `on_coefficients` takes central's updates on the loop; `refusals`
+        counts refused ones.
         With `give_up_after_s`, `run` raises TlsError or UnavailableError if central refuses or is away for that long.
         `tls_prefix`: what the TLS settings are called in errors; "--": a tool's options. Tests shorten `timing`.
         """
         self._section = section
         self._queue = queue
+        self._outgoing = Outgoing(windows or WindowsSection())
         self._refusals = refusals or Refusals()
         self._give_up_after_s = give_up_after_s
         self._tls_prefix = tls_prefix
@@ -87,7 +91,8 @@ class Uplink:
         if len(self._pending) >= _MAX_PENDING:
             self._pending.popleft()
             self._overflows += 1
-        self._pending.append((windows, events))
+            self._outgoing.restart()
+        self._pending.append((self._outgoing.prepare(windows), events))
         self._submitted.set()
 
     def view(self) -> host_pb2.UplinkStatus:
@@ -263,6 +268,7 @@ class Uplink:
 
     async def _note_connection(self, stream: UplinkStream) -> None:
         await stream.heard.wait()
+        self._outgoing.restart()
         self.connections += 1
         _LOG.info("connected to central", address=self._section.address, spooled_batches=self._queue.counts().batches)
         self._last_error = ""

@@ -18,6 +18,7 @@ from whitepanda.common import log
 from whitepanda.common.protocol import (
     DEFAULT_HEARTBEAT_MS,
     MAX_BATCH_ROWS,
+    MAX_HEAD_BYTES,
     MAX_MESSAGE_BYTES,
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
@@ -125,6 +126,7 @@ class UplinkStream:
         self._welcomed = asyncio.Event()
         self._heartbeat_s = DEFAULT_HEARTBEAT_MS / 1000
         self._last_message_s = self._last_batch_s = self._last_ack_s = 0.0
+        self._last_head = b""  # of the last batch
         self._reported: tuple[tuple[str, ...], int] = ((), 0)  # jobs and the version of coefficients
         #: Set when the queue has something new.
         self.wake = asyncio.Event()
@@ -232,7 +234,19 @@ class UplinkStream:
             self._last_ack_s = _now()
         self._in_flight[batch.key] = batch.rows
         self._last_batch_s = _now()
-        await self._send(agent_pb2.AgentMessage(batch=batch.message))
+        await self._send(self._shortened(batch.message))
+
+    def _shortened(self, batch: agent_pb2.CpiBatch) -> agent_pb2.AgentMessage:
+        """Return the message with a batch, without what the stream's last batch said."""
+        parts = agent_pb2.CpiBatch(spool_id=batch.spool_id, tasks=batch.tasks, task_index=batch.task_index)
+        head, before = parts.SerializeToString(), self._last_head
+        self._last_head = head if len(head) <= MAX_HEAD_BYTES else b""
+        if not before or head != before:
+            return agent_pb2.AgentMessage(batch=batch)
+        message = agent_pb2.AgentMessage(next=batch)
+        for name in ("spool_id", "tasks", "task_index"):
+            message.next.ClearField(name)
+        return message
 
     # -- receiving -------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ async def get_status(context: Context, _request: fleet_pb2.GetFleetStatusRequest
         started_unix_ns=context.started_unix_ns,
         connected_hosts=len(context.registry),
         rejected=by_reason(stats.rejected_rows),
+        rejected_values=by_reason(stats.rejected_values),
         rejected_batches=by_reason(stats.rejected_batches),
         rejected_events=by_reason(stats.rejected_events),
         refused_streams=by_reason(context.registry.refused),

@@ -9,7 +9,7 @@ from central.ingest.peers import Peer
 from central.ingest.sessions import HostStream
 from central.journal.tables import HostRecord
 from central.journal.writer import Journal
-from central.validation.wire_columns import Layout
+from central.validation.wire_columns import Head, Layout
 from whitepanda.v1 import agent_pb2
 
 _PENDING_PER_STREAM = 64  # twice what an agent has in flight by default
@@ -30,6 +30,7 @@ class Flow:
     pending_bytes: int = 0
     pace_ms: int = 0  # least time between its batches, by its quota
     layout: Layout | None = None  # of the last batch, if all of it was good
+    head: Head | None = None  # of the last batch, which the next one may leave out
     noted_jobs: tuple[frozenset[str], frozenset[str]] | None = None  # the last batch's, the stream's then
     relieved: asyncio.Event = field(default_factory=asyncio.Event)  # for its own limit; set while it is not waited for
     idle: asyncio.Event = field(default_factory=asyncio.Event)

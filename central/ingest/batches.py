@@ -23,7 +23,7 @@ from central.journal.tables import Submission
 from central.journal.writer import Journal
 from central.validation.reader import ReadBatch, read_batch
 from central.validation.rows import Limits, Sender, bounds, job_bytes, too_many_jobs
-from central.validation.wire_columns import CHECKED, Layout, sound
+from central.validation.wire_columns import Layout, sound
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2
 
@@ -70,8 +70,7 @@ class Intake:
         limits = bounds(self._limits, now)
 
         def is_sound(batches: list[tuple[Flow, Layout, int, bytes]]) -> bool:
-            slices = [(layout.slices, raw) for _, layout, _, raw in batches]
-            return sound([[raw[at[i][0] : at[i][1]] for at, raw in slices] for i in range(len(CHECKED))], limits)
+            return sound([(layout, raw) for _, layout, _, raw in batches], limits)
 
         all_sound = is_sound(waiting)
         for one in waiting:
@@ -120,6 +119,7 @@ class Intake:
                 rows=layout.rows,
                 accepted_rows=layout.rows,
                 rejected_rows=None,
+                rejected_values={"unknown_metric": layout.unknown_values} if layout.unknown_values else None,
                 kept=None,
                 done=partial(self._done_quick, flow, layout, sequence),
             )
@@ -191,6 +191,8 @@ class Intake:
                 events=read.events,
                 triggers=read.triggers,
                 rejected_events=read.rejected_reports,
+                rejected_values=read.rejected_values,
+                metric_reasons=read.metric_reasons,
             )
         )
 
@@ -219,10 +221,11 @@ class Intake:
         if read.reason:
             detail = f"batch {read.sequence} of spool {read.spool_id[:SHOWN]!r} refused: {read.detail}"
             self._warn("input refused", host=host, reason=read.reason, detail=detail)
-        rejected = (("rows", read.rows, read.rejected_rows), ("reports", read.reports, read.rejected_reports))
-        for what, total, counts in rejected:
+        values = {reason: count for reason, count in read.rejected_values.items() if reason != "unknown_metric"}
+        rejected = (("rows", read.rejected_rows), ("reports", read.rejected_reports), ("values", values))
+        for what, counts in rejected:
             for reason, count in counts.items():
-                detail = f"{count} of {total} {what} of batch {read.sequence} refused"
+                detail = f"{count} {what} of batch {read.sequence} of {read.rows} rows refused"
                 self._warn("input refused", host=host, reason=reason, detail=detail)
 
 

@@ -20,9 +20,11 @@ from central.ingest.peers import Peer
 from central.ingest.sessions import HostStream
 from central.journal.tables import HostRecord
 from central.journal.writer import Journal
+from central.validation.batch_heads import whole
 from central.validation.events import AgentSeen
 from central.validation.reader import ReadBatch
 from central.validation.rows import Limits, Sender, is_name, job_bytes, too_many_jobs
+from central.validation.wire_columns import Head
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree, version_span
 from whitepanda.common.tls import peer_certificate, shown_names
@@ -206,6 +208,13 @@ class Handshake:
             return agent_pb2.AgentMessage.FromString(raw)
         except DecodeError:
             raise self._malformed(raw, host) from None
+
+    def whole(self, raw: bytes, head: Head | None, host: str) -> bytes:
+        """Return a batch that left out its head with that of the stream's last batch; as `parse` without one."""
+        found = whole(raw, head) if head is not None else None
+        if found is None:
+            raise self._malformed(raw, host)
+        return found
 
     def refuse_revoked(self, names: frozenset[str], serial: str) -> RefusedError:
         """As `refuse`, for a revoked certificate."""

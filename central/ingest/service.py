@@ -26,6 +26,7 @@ from central.ingest.peers import JOB_S, Peer, Peers
 from central.ingest.quotas import OverQuotaError, Quotas
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal.writer import Journal
+from central.validation.batch_heads import head_of, is_next
 from central.validation.events import AgentSeen
 from central.validation.reader import ReadBatch
 from central.validation.rows import is_name, job_bytes
@@ -237,7 +238,10 @@ class Ingest:
                 if flow.stream.close_code is grpc.StatusCode.UNAUTHENTICATED:
                     # Revoked. A client that does not read what was queued keeps the sender from ending the stream.
                     raise RefusedError(flow.stream.close_code, flow.stream.close_reason)
+                if is_next(raw):
+                    raw = self._handshake.whole(raw, flow.head, flow.stream.host)
                 if flow.layout is not None and (sequence := flow.layout.sequence_of(raw)):
+                    flow.head = flow.layout.head
                     self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
                     self._intake.take_quick(flow, flow.layout, sequence, raw)
                     continue
@@ -248,6 +252,8 @@ class Ingest:
                 else:
                     self._charge(flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks)
                     self._intake.take_read(flow, read, len(raw))
+                if read is not None:
+                    flow.head = head_of(raw)
                 peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
         except OverQuotaError as error:
             await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
@@ -268,7 +274,7 @@ class Ingest:
         body = message.WhichOneof("body")
         if body == "batch":
             batch = message.batch
-            rows = len(batch.task_index) + len(batch.events) + len(batch.triggers)
+            rows = len(batch.task_index) + len(batch.events) + len(batch.triggers) + len(batch.reasons)
             tasks = tuple((task.vm, task.job) for task in batch.tasks)
             self._charge(flow, rows, len(raw), batch.spool_id, batch.sequence, tasks)
             return self._intake.take_batch(flow, batch, raw)

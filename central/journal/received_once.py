@@ -59,11 +59,13 @@ class Received:
         if item.refused:
             group.rejections[item.host, "batch", item.refused] += 1
             return
-        for kind, rejected in (("row", item.rejected_rows), ("event", item.rejected_events)):
+        counts = (("row", item.rejected_rows), ("event", item.rejected_events), ("value", item.rejected_values))
+        for kind, rejected in counts:
             for reason, count in (rejected or {}).items():
                 group.rejections[item.host, kind, reason] += count
         group.events.extend(item.events)
         group.triggers.extend(item.triggers)
+        group.metric_reasons.extend(item.metric_reasons)
         group.counters["accepted_batches"] += 1
         group.counters["accepted_rows"] += item.accepted_rows
         rows, _ = group.seen.get(item.host, (0, 0))

@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from central.journal import metric_reasons
 from central.journal.database import reading
 from central.lake.segments import segment_stem
 from central.validation.events import EventRow
+from central.validation.metric_reasons import ReasonRow
 from central.validation.samples import StoredBatch
 from central.validation.triggers import TriggerRow
 
@@ -62,14 +64,16 @@ class JournalStats:
     rejected_rows: Counter[str] = field(default_factory=Counter)
     rejected_batches: Counter[str] = field(default_factory=Counter)
     rejected_events: Counter[str] = field(default_factory=Counter)
+    rejected_values: Counter[str] = field(default_factory=Counter)
     accepted_events: int = 0
     journal_batches: int = 0
     journal_rows: int = 0
     rolled_rows: int = 0
 
     def rejected(self, kind: str) -> Counter[str]:
-        """Return the counts of a kind: "row", "event" or "batch"."""
-        return {"row": self.rejected_rows, "event": self.rejected_events}.get(kind, self.rejected_batches)
+        """Return the counts of a kind: "row", "value", "event" or "batch"."""
+        kinds = {"row": self.rejected_rows, "value": self.rejected_values, "event": self.rejected_events}
+        return kinds.get(kind, self.rejected_batches)
 
     def count(self, group: "Group") -> None:
         """Add what a transaction has committed."""
@@ -105,6 +109,8 @@ class Submission:
     rejected_events: dict[str, int] | None = None
     triggers: tuple[TriggerRow, ...] = ()
     is_importer: bool = False
+    rejected_values: dict[str, int] | None = None
+    metric_reasons: tuple[ReasonRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,7 @@ class Group:
     new: list[Submission] = field(default_factory=list)
     events: list[EventRow] = field(default_factory=list)
     triggers: list[TriggerRow] = field(default_factory=list)
+    metric_reasons: list[ReasonRow] = field(default_factory=list)
     outcomes: list[tuple[Submission, bool]] = field(default_factory=list)
     hosts: dict[str, HostRecord] = field(default_factory=dict)
     seen: dict[str, tuple[int, int]] = field(default_factory=dict)  # host -> (accepted rows, received_unix_ns)
@@ -174,6 +181,7 @@ def write_group(connection: sqlite3.Connection, group: Group, max_events: int, m
         dropped = "DELETE FROM triggers WHERE id <= (SELECT max(id) FROM triggers) - ?"
         if gone := connection.execute(dropped, (max_events,)).rowcount:
             group.rejections["", "event", "trigger_backlog_full"] += gone
+    metric_reasons.write(connection, group.metric_reasons)
     _insert(connection, "packs (batches, accepted_rows, contents, payload)", _packs(group.new))
     connection.executemany("DELETE FROM received WHERE host = ? AND spool_id = ? AND first = ?", group.deletes)
     _insert(connection, "received", [(*key, last) for key, last in group.upserts.items()])

@@ -1,11 +1,11 @@
 """The columns of the lake's samples: what ingest writes and builds read. One row is one CPI window of one task.
 
-A further column is a row of `whitepanda.common.window_columns` and a field of `CpiBatch` in agent.proto.
+A further column is a row of `whitepanda.common.window_columns`.
 """
 
 import pyarrow as pa
 
-from whitepanda.common.window_columns import WINDOW_COLUMNS
+from whitepanda.common.window_columns import METRIC_COLUMNS
 
 #: Written into every segment's metadata as `whitepanda.schema`.
 SCHEMA_VERSION = 1
@@ -25,11 +25,7 @@ SAMPLES = pa.schema(
         pa.field("latency_sensitive", pa.bool_(), nullable=False),
         pa.field("start_unix_ns", pa.int64(), nullable=False),
         pa.field("duration_ns", pa.int64(), nullable=False),
-        *(
-            pa.field(
-                column.name, pa.int64() if column.kind == "count" else pa.float64(), nullable=column.kind != "usage"
-            )
-            for column in WINDOW_COLUMNS
-        ),
+        *(pa.field(name, pa.float64(), nullable=name != "cpu_usage_cores") for name in ("cpi", "cpu_usage_cores")),
+        *(pa.field(column.name, pa.float32()) for column in METRIC_COLUMNS),
     ]
 )

@@ -1,5 +1,6 @@
 """A batch, checked: a pure function, for the event loop and for the process that reads large messages."""
 
+import math
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from central.validation.events import EventRow, check_events
-from central.validation.rows import BatchError, Sender, check
+from central.validation.metric_reasons import ReasonRow, check_reasons
+from central.validation.rows import BatchError, Checked, Sender, check
 from central.validation.triggers import TriggerRow, check_triggers
 from central.validation.vm_names import MAX_NAMES, named
 from central.validation.wire_columns import Layout
@@ -41,6 +43,8 @@ class ReadBatch:
     events: tuple[EventRow, ...] = ()
     triggers: tuple[TriggerRow, ...] = ()
     rejected_reports: dict[str, int] = field(default_factory=dict)
+    rejected_values: dict[str, int] = field(default_factory=dict)
+    metric_reasons: tuple[ReasonRow, ...] = ()
     layout: Layout | None = None
 
 
@@ -48,7 +52,7 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
     """Check a batch, and remove reports and unknown fields from it; `raw` is the message that it came in."""
     batch.DiscardUnknownFields()  # of a newer protocol
     spool_id = batch.spool_id.encode()[:_SHOWN_ID].decode(errors="ignore")
-    reports = len(batch.events) + len(batch.triggers)
+    reports = len(batch.events) + len(batch.triggers) + len(batch.reasons)
     size = batch.ByteSize() if reports else 0
     payload = b"" if reports else batch.SerializeToString()
     try:
@@ -57,22 +61,25 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
         return ReadBatch(spool_id, batch.sequence, reason=error.reason, detail=str(error), report_bytes=size)
     events: list[EventRow] = []
     triggers: list[TriggerRow] = []
+    reasons: list[ReasonRow] = []
     rejected: dict[str, int] = {}
     if reports:
         events, rejected_events = check_events(batch, sender)
         triggers, rejected_triggers = check_triggers(batch, sender)
-        rejected = rejected_events | rejected_triggers
-        for name in ("events", "triggers"):  # they have their own tables
+        reasons, rejected_reasons = check_reasons(batch, sender)
+        rejected = rejected_events | rejected_triggers | rejected_reasons
+        for name in ("events", "triggers", "reasons"):  # they have their own tables
             batch.ClearField(name)
         size -= batch.ByteSize()
     names = tuple(islice(named(batch.tasks, sender.host), MAX_NAMES))
     tasks = tuple((task.vm, task.job) for task in batch.tasks)
     is_whole = checked.kept is None and not checked.has_bad_tasks
+    is_changed = _clear_bad_values(batch, checked) | (not is_whole and _clear_unused(batch, checked.kept))
     if not checked.accepted_rows:
         payload = b""
-    elif (not is_whole and _clear_unused(batch, checked.kept)) or reports:
+    elif is_changed or reports:
         payload = batch.SerializeToString()
-    is_like_others = bool(payload) and is_whole and not sender.is_importer
+    is_like_others = bool(payload) and is_whole and not is_changed and not sender.is_importer
     return ReadBatch(
         spool_id=spool_id,
         sequence=batch.sequence,
@@ -89,8 +96,18 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
         events=tuple(events),
         triggers=tuple(triggers),
         rejected_reports=rejected,
+        rejected_values=checked.rejected_values,
+        metric_reasons=tuple(reasons),
         layout=Layout.of(raw, payload, batch, checked.jobs) if is_like_others else None,
     )
+
+
+def _clear_bad_values(batch: agent_pb2.CpiBatch, checked: Checked) -> bool:
+    """Make values that cannot be NaN; return whether there were any."""
+    for values, bad in ((batch.cpi, checked.bad_cpi), (batch.metrics.values, checked.bad_metrics)):
+        for place in () if bad is None else np.flatnonzero(bad).tolist():
+            values[place] = math.nan
+    return checked.bad_cpi is not None or checked.bad_metrics is not None
 
 
 def _clear_unused(batch: agent_pb2.CpiBatch, kept: Any) -> bool:

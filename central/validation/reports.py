@@ -8,7 +8,7 @@ from central.validation.rows import Sender, is_name
 from whitepanda.v1 import agent_pb2
 
 ANALYSES = frozenset(agent_pb2.Analysis.values()) - {agent_pb2.ANALYSIS_UNSPECIFIED}
-_MAX_INT64 = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 
 
 class _Report(Protocol):
@@ -33,7 +33,7 @@ def good_reports(
     good, rejected = list[tuple[int, str, R]](), Counter[str]()
     host, is_importer, limits = sender.host, sender.is_importer, sender.limits
     earliest = 0 if is_importer else sender.now_unix_ns - int(limits.max_past_days * 86_400e9)
-    latest = min(sender.now_unix_ns + int(limits.max_future_s * 1e9), _MAX_INT64)
+    latest = min(sender.now_unix_ns + int(limits.max_future_s * 1e9), MAX_INT64)
     if len(reports) > at_most:
         rejected[f"too_many_{word}s"] += len(reports) - at_most
     for number, report in enumerate(reports[:at_most]):

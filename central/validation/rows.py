@@ -1,20 +1,20 @@
-"""Which rows of an agent's batch are refused, why, and how many. Arrays only, no loop per row.
+"""Which rows and values of an agent's batch are refused, why, and how many. Arrays only, no loop per row.
 
-A structural problem refuses the whole batch (`BatchError`); anything else refuses single rows, each counted under
-exactly one reason: the first of `ROW_REASONS` that holds. So accepted and rejected rows add up to the batch's rows.
+A structural problem refuses the whole batch (`BatchError`). What makes a row useless refuses it, counted under exactly
+one reason: the first of `ROW_REASONS` that holds. So accepted and rejected rows add up to the batch's rows. Any other
+value that cannot be is taken as not known, counted by `VALUE_REASONS`; the rest of its row stays.
 """
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from central.validation.plausible import LARGEST_GAUGES, MAX_HOST_WINDOW_NS, MIN_CPI, absurd_counters
-from central.validation.wire_columns import BatchColumns, Bounds
-from whitepanda.common.protocol import UNKNOWN_COUNT
-from whitepanda.common.window_columns import COUNTS
+from central.validation.plausible import MAX_HOST_WINDOW_NS, MIN_CPI, absurd_counters
+from central.validation.wire_columns import COUNTERS, NUMBERS, TIMES, BatchColumns, Bounds, metric_limits
+from whitepanda.common.window_columns import BY_NUMBER
 from whitepanda.v1 import agent_pb2
 
 #: Why a whole batch is refused. `malformed` and `oversized` are found before there is a batch to look at.
@@ -34,18 +34,10 @@ BATCH_REASONS = (
 )
 
 #: Why a row is refused, in the order in which reasons are tried.
-ROW_REASONS = (
-    "bad_task",
-    "bad_machine",
-    "bad_time",
-    "future_time",
-    "old_time",
-    "bad_cpu_usage",
-    "bad_cpi",
-    "absurd_cpi",
-    "bad_counter",
-    "absurd_counter",
-)
+ROW_REASONS = ("bad_task", "bad_machine", "bad_time", "future_time", "old_time", "bad_cpu_usage")
+
+#: Why a value is taken as not known. `unknown_metric`: its number is of a newer agent.
+VALUE_REASONS = ("bad_cpi", "absurd_cpi", "absurd_counter", "absurd_value", "unknown_metric")
 
 _MAX_INT64 = 2**63 - 1
 _MAX_DURATION_NS = 86_400 * 10**9  # no window and no trace record is longer than a day
@@ -54,9 +46,6 @@ _JOB_BYTES = 64  # of names, for each job that a host may have
 _LEAST_JOB_BYTES = 64 << 10  # of a host, however few jobs it may have
 _MAX_SPOOL_ID = 64  # bytes; it is remembered indefinitely
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # and what ends a line elsewhere
-
-_REQUIRED = ("start_unix_ns", "duration_ns", "cpu_usage_cores")
-_OPTIONAL = ("cpi", *COUNTS)
 
 _Mask = npt.NDArray[np.bool_]
 
@@ -100,7 +89,8 @@ class Sender:
 class Checked:
     """The outcome for one batch. `kept` (shape (rows,)) is True for accepted rows; None means all of them.
 
-    `has_bad_tasks` is whether a task is refused, even if it has no row.
+    `has_bad_tasks` is whether a task is refused, even if it has no row. Values are counted by reason; `bad_cpi` (shape
+    (rows,)) and `bad_metrics` (shape (metrics, rows)) are those to be taken as not known, None without any.
     """
 
     rows: int
@@ -109,6 +99,9 @@ class Checked:
     kept: _Mask | None
     jobs: frozenset[str]
     has_bad_tasks: bool = False
+    rejected_values: dict[str, int] = field(default_factory=dict)
+    bad_cpi: _Mask | None = None
+    bad_metrics: _Mask | None = None
 
 
 def is_name(text: str, max_length: int = _MAX_NAME) -> bool:
@@ -166,7 +159,8 @@ def check(batch: agent_pb2.CpiBatch, sender: Sender, payload: bytes = b"") -> Ch
     rejected = {reason: count for reason, count in rejected.items() if count}
     lost = sum(rejected.values())
     has_bad_tasks = bool(bad_task.any() or bad_machine.any())
-    return Checked(rows, rows - lost, rejected, ~bad if lost else None, jobs, has_bad_tasks)
+    kept = ~bad if lost else None
+    return Checked(rows, rows - lost, rejected, kept, jobs, has_bad_tasks, *_bad_values(columns, sender, kept))
 
 
 def bounds(limits: Limits, now_unix_ns: int) -> Bounds:
@@ -198,15 +192,23 @@ def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
         raise BatchError("too_many_rows", f"{rows} rows; at most {limits.max_batch_rows} are allowed in a batch")
     if len(batch.tasks) > rows:
         raise BatchError("too_many_tasks", f"{len(batch.tasks)} tasks of {rows} rows; each task has a row")
-    for name in (*_REQUIRED, *_OPTIONAL, *LARGEST_GAUGES, "cpi_reason"):
-        length = len(getattr(batch, name))
-        if length != rows and (length or name in _REQUIRED):
-            raise BatchError("column_length", f"column {name} has {length} values, task_index has {rows}")
+    _check_lengths(batch, rows)
     if rows:
         highest = max(batch.task_index)
         if highest >= len(batch.tasks):
             raise BatchError("task_index", f"task_index {highest} points beyond the batch's {len(batch.tasks)} tasks")
     return rows
+
+
+def _check_lengths(batch: agent_pb2.CpiBatch, rows: int) -> None:
+    numbers = batch.metrics.numbers
+    allowed = {**{name: {rows, min(rows, 1)} for name in TIMES}, "cpi": {0, rows}, "cpu_usage_cores": {rows}}
+    lengths = [(name, len(getattr(batch, name)), allowed[name]) for name in (*TIMES, *NUMBERS)]
+    for name, length, right in (*lengths, ("metrics", len(batch.metrics.values), {len(numbers) * rows})):
+        if length not in right:
+            raise BatchError("column_length", f"column {name} has {length} values, task_index has {rows}")
+    if len(set(numbers)) != len(numbers):
+        raise BatchError("column_length", f"metrics have {len(numbers)} columns of {len(set(numbers))} metrics")
 
 
 def _check_tasks(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[_Mask, _Mask, frozenset[str]]:
@@ -249,9 +251,7 @@ def _row_masks(columns: BatchColumns, sender: Sender) -> dict[str, _Mask]:
     """Return, by reason, which rows have a bad value; reasons that cannot apply are left out."""
     limits, is_importer = sender.limits, sender.is_importer
     within = bounds(limits, sender.now_unix_ns)
-    start = columns.required("start_unix_ns", np.uint64)
-    duration = columns.required("duration_ns", np.uint64)
-    usage = columns.required("cpu_usage_cores", np.float64)
+    start, duration, usage = (columns.required(name) for name in (*TIMES, "cpu_usage_cores"))
     longest = _MAX_DURATION_NS if is_importer else MAX_HOST_WINDOW_NS
     masks = {
         "bad_time": (duration == 0) | (duration > longest) | (start > _MAX_INT64 - _MAX_DURATION_NS),
@@ -261,20 +261,37 @@ def _row_masks(columns: BatchColumns, sender: Sender) -> dict[str, _Mask]:
     }
     if not is_importer:  # a trace is of any time; a host's clock that is that wrong has not been set
         masks["old_time"] = start < within.earliest_unix_ns
-    cpi = columns.get("cpi", np.float64)
+    return masks
+
+
+def _bad_values(
+    columns: BatchColumns, sender: Sender, kept: _Mask | None
+) -> tuple[dict[str, int], _Mask | None, _Mask | None]:
+    """Return how many values of accepted rows cannot be, by reason, and which: of the CPI and of the metrics."""
+    limits, is_importer = sender.limits, sender.is_importer
+    masks: dict[str, _Mask] = {}
+    cpi, bad_cpi = columns.get("cpi"), None
     if cpi is not None:
         masks["bad_cpi"] = (cpi <= 0) | np.isinf(cpi)  # NaN: not known, which is not a fault
-        masks["absurd_cpi"] = cpi > limits.max_cpi
+        masks["absurd_cpi"] = (cpi > limits.max_cpi) & ~masks["bad_cpi"]
         if not is_importer:  # a trace's may be normalised, as its usage
-            masks["absurd_cpi"] |= cpi < MIN_CPI
-    cycles, instructions = (columns.get(name, np.uint64) for name in COUNTS)
-    counters = [each for each in (cycles, instructions) if each is not None]
-    if counters:
-        masks["bad_counter"] = np.any([(c > _MAX_INT64) & (c != UNKNOWN_COUNT) for c in counters], axis=0)
-        masks["absurd_counter"] = absurd_counters(
-            duration,
-            limits.max_cpu_usage_cores if is_importer else usage,
-            None if cycles is None else cycles.astype(np.int64),
-            None if instructions is None else instructions.astype(np.int64),
-        )
-    return masks
+            masks["absurd_cpi"] |= (cpi < MIN_CPI) & ~masks["bad_cpi"]
+        bad_cpi = masks["bad_cpi"] | masks["absurd_cpi"]
+    values, numbers = columns.metrics(), columns.numbers
+    least, largest = metric_limits(numbers)
+    bad = masks["absurd_value"] = (values < least) | (values > largest)
+    places = [numbers.index(number) if number in numbers else None for number in COUNTERS]
+    counters = [None if at is None else values[at].astype(np.float64) for at in places]
+    if any(each is not None for each in counters):
+        cores = limits.max_cpu_usage_cores if is_importer else columns.required("cpu_usage_cores")
+        absurd = absurd_counters(columns.required("duration_ns"), cores, *counters)
+        masks["absurd_counter"] = np.zeros_like(bad)
+        for at in places:
+            if at is not None:
+                masks["absurd_counter"][at] = absurd & ~bad[at] & ~np.isnan(values[at])
+        bad = bad | masks["absurd_counter"]
+    unknown = [number not in BY_NUMBER for number in numbers]
+    masks["unknown_metric"] = np.broadcast_to(np.array(unknown, dtype=np.bool_)[:, None], values.shape)
+    counts = {name: int(np.count_nonzero(mask if kept is None else mask[..., kept])) for name, mask in masks.items()}
+    found = {name: count for name, count in counts.items() if count}
+    return found, bad_cpi if bad_cpi is not None and bad_cpi.any() else None, bad if bad.any() else None

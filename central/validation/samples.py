@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from central.lake.schema import SAMPLES
-from central.validation.plausible import LARGEST_GAUGES
-from central.validation.wire_columns import BatchColumns
-from whitepanda.common.protocol import UNKNOWN_COUNT
-from whitepanda.common.window_columns import COUNTS
+from central.validation.wire_columns import TIMES, BatchColumns
+from whitepanda.common.window_columns import METRIC_COLUMNS
 from whitepanda.v1 import agent_pb2
 
 
@@ -41,9 +40,14 @@ class _Read:
     task_index: npt.NDArray[np.int64]
     columns: BatchColumns
 
-    def column(self, name: str, kind: Any) -> npt.NDArray[Any] | None:
-        values = self.columns.get(name, kind)
+    def column(self, name: str) -> npt.NDArray[Any] | None:
+        values = self.columns.get(name)
         return values if values is None or self.stored.kept is None else values[self.stored.kept]
+
+    def metrics(self) -> npt.NDArray[np.float32]:
+        """Return the values of its metrics, shape (metrics, rows)."""
+        values = self.columns.metrics()
+        return values if self.stored.kept is None else values[:, self.stored.kept]
 
     @property
     def text_bytes(self) -> int:
@@ -85,20 +89,12 @@ def _table(read: Sequence[_Read]) -> pa.Table:
     of_batch = pa.array(np.repeat(np.arange(len(read)), counts))
     for name, kind in (("host", pa.string()), ("spool_id", pa.string()), ("sequence", pa.uint64())):
         columns[name] = pa.array([getattr(each.stored, name) for each in read], kind).take(of_batch)
-    for name in ("start_unix_ns", "duration_ns"):
-        columns[name] = pa.array(_gather(read, counts, name, np.uint64, 0).astype(np.int64))
-    columns["cpu_usage_cores"] = pa.array(_gather(read, counts, "cpu_usage_cores", np.float64, np.nan))
-    cpi = _gather(read, counts, "cpi", np.float64, np.nan)
+    for name in TIMES:
+        columns[name] = pa.array(_gather(read, counts, name).astype(np.int64))
+    columns["cpu_usage_cores"] = pa.array(_gather(read, counts, "cpu_usage_cores"))
+    cpi = _gather(read, counts, "cpi")
     columns["cpi"] = pa.array(cpi, mask=np.isnan(cpi))
-    for name in COUNTS:
-        values = _gather(read, counts, name, np.uint64, UNKNOWN_COUNT)
-        columns[name] = pa.array(values.astype(np.int64), mask=values == UNKNOWN_COUNT)
-    for name, largest in LARGEST_GAUGES.items():
-        if not any(each.columns.has(name) for each in read):  # only some agents measure it
-            columns[name] = pa.nulls(int(counts.sum()), pa.float64())
-            continue
-        gauge: npt.NDArray[np.float64] = _gather(read, counts, name, np.float64, np.nan)
-        columns[name] = pa.array(gauge, mask=~((gauge >= 0) & (gauge <= largest)))
+    columns |= _metric_columns(read, counts)
     return pa.table({field.name: columns[field.name] for field in SAMPLES}).cast(SAMPLES)
 
 
@@ -109,13 +105,27 @@ def _read(stored: StoredBatch) -> _Read:
     return _Read(stored, batch.tasks, index if stored.kept is None else index[stored.kept], columns)
 
 
-def _gather(
-    read: Sequence[_Read], counts: npt.NDArray[np.int64], name: str, kind: Any, absent: float
-) -> npt.NDArray[Any]:
-    """Return one column over all batches; a batch that did not measure it has `absent` in every row."""
-    parts = [each.column(name, kind) for each in read]
-    whole = [np.full(n, absent, kind) if p is None else p for p, n in zip(parts, counts, strict=True)]
-    return np.concatenate(whole)
+def _gather(read: Sequence[_Read], counts: npt.NDArray[np.int64], name: str) -> npt.NDArray[Any]:
+    """Return one column over all batches; a batch that did not measure it has NaN in every row."""
+    parts = [each.column(name) for each in read]
+    return np.concatenate([np.full(n, np.nan) if p is None else p for p, n in zip(parts, counts, strict=True)])
+
+
+def _metric_columns(read: Sequence[_Read], counts: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
+    """Return the columns of all metrics; those of batches with the same metrics are taken together."""
+    rows = int(counts.sum())
+    found = {number: np.full(rows, np.nan, np.float32) for number in {n for each in read for n in each.columns.numbers}}
+    at = 0
+    for numbers, some in groupby(read, lambda each: each.columns.numbers):
+        values = np.concatenate([each.metrics() for each in some], axis=1)
+        for number, column in zip(numbers, values, strict=True):
+            found[number][at : at + len(column)] = column
+        at += values.shape[1]
+    columns: dict[str, pa.Array] = {}
+    for column in METRIC_COLUMNS:
+        whole = found.get(column.number)
+        columns[column.name] = pa.nulls(rows, pa.float32()) if whole is None else pa.array(whole, mask=np.isnan(whole))
+    return columns
 
 
 def _task_columns(read: Sequence[_Read]) -> dict[str, pa.Array]:

@@ -9,28 +9,36 @@ for many batches together (`sound`).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from central.validation.plausible import absurd_counters, clearly_possible
+from central.validation.plausible import absurd_counters
+from whitepanda.common.protocol import MAX_HEAD_BYTES
+from whitepanda.common.window_columns import BY_NAME, BY_NUMBER
 from whitepanda.v1 import agent_pb2
 
-#: The columns that decide whether a row is accepted.
-CHECKED = ("start_unix_ns", "duration_ns", "cpu_usage_cores", "cpi", "cycles", "instructions")
+#: The columns with a number per row, those of time with one for all rows too.
+TIMES, NUMBERS = ("start_unix_ns", "duration_ns"), ("cpi", "cpu_usage_cores")
+COLUMNS = (*TIMES, *NUMBERS)
 
 _FIELDS = agent_pb2.CpiBatch.DESCRIPTOR.fields_by_name
-_KINDS = {_FIELDS["cpi"].TYPE_DOUBLE: np.dtype("<f8"), _FIELDS["cpi"].TYPE_FIXED64: np.dtype("<u8")}
-_KIND_OF = {n: _KINDS[f.type] for n, f in _FIELDS.items() if f.is_repeated and f.type in _KINDS}
+_KIND_OF = {**dict.fromkeys(TIMES, np.dtype("<u8")), **dict.fromkeys(NUMBERS, np.dtype("<f8"))}
+_METRIC_KIND = np.dtype("<f4")
 _MAX_INT64 = 2**63 - 1
 _MORE = 0x80  # the bit of a varint's byte that says that another follows; smaller numbers take one byte
 _WIDTH = 8  # bytes of a number in a column
+_METRIC_WIDTH = 4
+_MAX_METRICS = 256  # with more columns a batch is read number by number
 
 _Array = npt.NDArray[Any]
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Return a number as protobuf writes it."""
     out = bytearray()
     while number >= _MORE:
         out.append(number & 0x7F | _MORE)
@@ -40,92 +48,115 @@ def _varint(number: int) -> bytes:
 
 
 def _tag(field: str, wire_type: int) -> bytes:
-    return _varint(_FIELDS[field].number << 3 | wire_type)
+    return varint(_FIELDS[field].number << 3 | wire_type)
 
 
 _VARINT, _BYTES = 0, 2
 _IS_BACKLOG = _tag("backlog", _VARINT) + b"\x01"
-#: Bytes a row of all that follows task_index but events and triggers, in the order of the numbers; backlog is none.
-_WIDTHS = sorted(
-    {**dict.fromkeys(_KIND_OF, _WIDTH), "cpi_reason": 1, "backlog": 0}.items(), key=lambda each: _FIELDS[each[0]].number
-)
+_TAGS = {name: _tag(name, _BYTES) for name in (*COLUMNS, "metrics")}
 _INDEX_TAG = _FIELDS["task_index"].number << 3 | _BYTES
-_BATCH_TAG = _varint(agent_pb2.AgentMessage.DESCRIPTOR.fields_by_name["batch"].number << 3 | _BYTES)
+_BATCH_TAG = varint(agent_pb2.AgentMessage.DESCRIPTOR.fields_by_name["batch"].number << 3 | _BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
     """Where a batch's columns are, from the start of its bytes.
 
-    `heads` are the bytes before, between and behind the columns, each with its place.
+    `columns`: from where to where; `heads`: the bytes before, between and behind the columns, each with its place.
+    `metrics`: where the values of the metrics `numbers` are.
     """
 
     rows: int
     begin: int  # behind task_index
-    columns: dict[str, int]
+    columns: dict[str, tuple[int, int]]
+    numbers: tuple[int, ...]
     heads: tuple[tuple[int, bytes], ...]
 
 
 @lru_cache(maxsize=4096)
-def _tail(rows: int) -> tuple[tuple[str, bytes, int], ...]:
-    """Return name, tag with length, and size of each field that may follow task_index."""
-    return tuple(
-        (name, _tag(name, _BYTES) + _varint(width * rows) if width else _IS_BACKLOG, width * rows)
-        for name, width in _WIDTHS
-        if rows or not width
-    )
+def _head(name: str, size: int) -> bytes:
+    return _TAGS[name] + varint(size)
+
+
+@lru_cache(maxsize=4096)
+def _metrics_head(numbers: tuple[int, ...], size: int) -> bytes:
+    """Return all of `metrics` before its values, which have `size` bytes."""
+    known = b"".join(map(varint, numbers))
+    inner = (b"\x0a" + varint(len(known)) + known if known else b"") + (b"\x12" + varint(size) if size else b"")
+    return _TAGS["metrics"] + varint(len(inner) + size) + inner
 
 
 def locate(payload: bytes, batch: agent_pb2.CpiBatch) -> Located | None:
     """Find the columns in a batch's bytes, `payload`, as `batch.SerializeToString()` makes them without unknown fields.
 
-    The columns of `batch` have as many rows as task_index, or none. Returns None if they are not as expected (events
-    among them, reasons above 127): read `batch` instead.
+    Returns None if they are not as expected (events or reasons among them): read `batch` instead.
     """
-    if batch.events or batch.triggers:
+    if batch.events or batch.triggers or batch.reasons:
         return None
-    rows = len(batch.task_index)
-    there = [each for each in _tail(rows) if getattr(batch, each[0])]
+    there = [
+        (name, _head(name, _WIDTH * count), _WIDTH * count) for name in COLUMNS if (count := len(getattr(batch, name)))
+    ]
+    if batch.backlog:
+        there.append(("backlog", _IS_BACKLOG, 0))
+    numbers: tuple[int, ...] = ()
+    if batch.HasField("metrics"):
+        if len(batch.metrics.numbers) > _MAX_METRICS:
+            return None
+        numbers, size = tuple(batch.metrics.numbers), _METRIC_WIDTH * len(batch.metrics.values)
+        there.append(("metrics", _metrics_head(numbers, size), size))
     begin = at = len(payload) - sum(len(head) + size for _, head, size in there)
     columns, heads = {}, []
     for name, head, size in there:
         heads.append((at, head))
         at += len(head)
         if size:
-            columns[name] = at
+            columns[name] = (at, at + size)
         at += size
     if begin < 0 or not all(payload.startswith(head, at) for at, head in heads):
         return None
-    return Located(rows, begin, columns, tuple(heads))
-
-
-def column(payload: bytes, located: Located, name: str) -> _Array | None:
-    """Return a column, shape (rows,), a view of the bytes; None where it was not measured."""
-    at = located.columns.get(name)
-    return None if at is None else np.frombuffer(payload, _KIND_OF[name], located.rows, at)
+    return Located(len(batch.task_index), begin, columns, numbers, tuple(heads))
 
 
 class BatchColumns:
-    """A batch's columns as arrays, straight from its bytes where they are as expected."""
+    """A batch's columns as arrays, straight from its bytes where they are as expected.
+
+    The lengths of columns have been checked: a number per row, or one for all.
+    """
 
     def __init__(self, batch: agent_pb2.CpiBatch, payload: bytes) -> None:
         self._batch, self._payload = batch, payload
         self._located: Located | None = locate(payload, batch) if payload else None
+        self.rows = len(batch.task_index)
+        #: The numbers of the metrics.
+        self.numbers = self._located.numbers if self._located is not None else tuple(batch.metrics.numbers)
 
-    def get(self, name: str, kind: Any) -> _Array | None:
-        """Return a column, shape (rows,); None where it was not measured."""
-        if self._located is not None:
-            return column(self._payload, self._located, name)
-        values = getattr(self._batch, name)
-        return np.array(values, dtype=kind) if len(values) else None
+    def get(self, name: str) -> _Array | None:
+        """Return a column of `COLUMNS`, shape (rows,); None where it was not measured."""
+        if self._located is None:
+            values = np.array(getattr(self._batch, name), dtype=_KIND_OF[name])
+        elif (place := self._located.columns.get(name)) is not None:
+            values = np.frombuffer(self._payload, _KIND_OF[name], (place[1] - place[0]) // _WIDTH, place[0])
+        else:
+            return None
+        if not len(values):
+            return None
+        return np.broadcast_to(values, self.rows) if len(values) != self.rows else values
 
-    def has(self, name: str) -> bool:
-        """Whether a column was measured."""
-        return name in self._located.columns if self._located is not None else len(getattr(self._batch, name)) > 0
+    def metrics(self) -> _Array:
+        """Return the values of the metrics `numbers`, shape (metrics, rows)."""
+        if self._located is None:
+            values = np.array(self._batch.metrics.values, dtype=_METRIC_KIND)
+        elif "metrics" in self._located.columns:
+            values = np.frombuffer(
+                self._payload, _METRIC_KIND, len(self.numbers) * self.rows, self._located.columns["metrics"][0]
+            )
+        else:
+            values = np.zeros(0, _METRIC_KIND)
+        return values.reshape(len(self.numbers), self.rows)
 
     def task_index(self) -> npt.NDArray[np.int64]:
         """Return which task each row is of, shape (rows,)."""
-        rows = len(self._batch.task_index)
+        rows = self.rows
         if self._located is not None and rows < _MORE:  # then its bytes are the numbers, where each takes one
             end = self._located.begin
             head = bytes((_INDEX_TAG, rows))
@@ -133,10 +164,18 @@ class BatchColumns:
                 return np.frombuffer(self._payload, np.uint8, rows, end - rows).astype(np.int64)
         return np.array(self._batch.task_index, dtype=np.int64)
 
-    def required(self, name: str, kind: Any) -> _Array:
+    def required(self, name: str) -> _Array:
         """Return a column of a batch that has rows, and so has it."""
-        values = self.get(name, kind)
-        return np.zeros(0, kind) if values is None else values
+        values = self.get(name)
+        return np.zeros(0, _KIND_OF[name]) if values is None else values
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What batches of the same VMs have in common, serialised: the spool; tasks and task_index."""
+
+    spool: bytes
+    tasks: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +188,20 @@ class Layout:
     tasks: bytes  # and task_index
     tasks_at: int
     heads: tuple[tuple[int, bytes], ...]
-    reasons: tuple[int, int]  # from where to where they are, a byte each; (0, 0) for none
-    slices: tuple[tuple[int, int], ...]  # of the columns in CHECKED, (0, 0) for those that are not there
+    slices: dict[str, tuple[int, int]]  # of the columns, (0, 0) for those that are not there
+    numbers: tuple[int, ...]  # of the metrics
+    unknown_values: int  # of metrics that this central does not know
     body_at: int  # of the CpiBatch within the message
     spool_id: str
     rows: int
     jobs: frozenset[str]
+    head: Head | None  # for messages that leave it out; None: it is too long
+
+    @property
+    def kind(self) -> tuple[int, int, tuple[int, ...]]:
+        """What batches have in common whose numbers can be checked as one array."""
+        at, end = self.slices["duration_ns"]
+        return self.rows, end - at, self.numbers
 
     @staticmethod
     def of(raw: bytes, payload: bytes, batch: agent_pb2.CpiBatch, jobs: frozenset[str]) -> "Layout | None":
@@ -164,32 +211,35 @@ class Layout:
         library would write it.
         """
         located = locate(payload, batch)
-        head = _BATCH_TAG + _varint(len(payload))
+        head = _BATCH_TAG + varint(len(payload))
         if located is None or not located.rows or len(raw) != len(head) + len(payload):
             return None
         if not raw.startswith(head) or not raw.endswith(payload):
             return None
         spool = batch.spool_id.encode()
-        prefix = head + _tag("spool_id", _BYTES) + _varint(len(spool)) + spool + _tag("sequence", _VARINT)
-        sequence = _varint(batch.sequence)
+        spool = _tag("spool_id", _BYTES) + varint(len(spool)) + spool
+        prefix = head + spool + _tag("sequence", _VARINT)
+        sequence = varint(batch.sequence)
         tasks_at, columns_at = len(prefix) + len(sequence), len(head) + located.begin
         if not raw.startswith(prefix + sequence):
             return None
-        at = {name: len(head) + place for name, place in located.columns.items()}
-        reasons = at.get("cpi_reason", 0)
+        tasks = raw[tasks_at:columns_at]
+        slices = {name: (len(head) + at, len(head) + end) for name, (at, end) in located.columns.items()}
         return Layout(
             size=len(raw),
             prefix=prefix,
             sequence_at=len(prefix),
-            tasks=raw[tasks_at:columns_at],
+            tasks=tasks,
             tasks_at=tasks_at,
             heads=tuple((len(head) + place, text) for place, text in located.heads),
-            reasons=(reasons, reasons + located.rows) if reasons else (0, 0),
-            slices=tuple((at[name], at[name] + _WIDTH * located.rows) if name in at else (0, 0) for name in CHECKED),
+            slices={**dict.fromkeys(_TAGS, (0, 0)), **slices},
+            numbers=located.numbers,
+            unknown_values=sum(number not in BY_NUMBER for number in located.numbers) * located.rows,
             body_at=len(head),
             spool_id=batch.spool_id,
             rows=located.rows,
             jobs=jobs,
+            head=Head(spool, tasks) if len(spool) + len(tasks) <= MAX_HEAD_BYTES else None,
         )
 
     def sequence_of(self, raw: bytes) -> int:
@@ -210,8 +260,7 @@ class Layout:
             number |= (byte & 0x7F) << shift
             shift += 7
         number |= last << shift
-        first, end = self.reasons
-        if last >= _MORE or number > _MAX_INT64 or not raw[first:end].isascii():
+        if last >= _MORE or number > _MAX_INT64:
             return 0
         return number
 
@@ -228,12 +277,23 @@ class Bounds:
     max_cpi: float
 
 
-def sound(parts: Sequence[Sequence[bytes]], bounds: Bounds) -> bool:
-    """Whether all numbers of all rows are good. `parts` are, for each column in `CHECKED`, its bytes piece by piece."""
-    start, duration, usage, cpi, cycles, instructions = (b"".join(part) for part in parts)
+@lru_cache(maxsize=1024)
+def metric_limits(numbers: tuple[int, ...]) -> tuple[_Array, _Array]:
+    """Return the least and the largest value of each metric, shape (metrics, 1); anything goes of those not known."""
+    least = [0.0 if number in BY_NUMBER else -np.inf for number in numbers]
+    largest = [BY_NUMBER[number].largest if number in BY_NUMBER else np.inf for number in numbers]
+    return np.array(least, np.float32)[:, None], np.array(largest, np.float32)[:, None]
+
+
+def sound(batches: Sequence[tuple[Layout, bytes]], bounds: Bounds) -> bool:
+    """Whether all numbers of all batches are good, each with its layout."""
+
+    def whole(name: str) -> bytes:
+        return b"".join([raw[at:end] for layout, raw in batches for at, end in (layout.slices[name],)])
+
     least, most = np.minimum.reduce, np.maximum.reduce
-    starts, durations = np.frombuffer(start, "<u8"), np.frombuffer(duration, "<u8")
-    usages = np.frombuffer(usage, "<f8")
+    starts, durations = np.frombuffer(whole("start_unix_ns"), "<u8"), np.frombuffer(whole("duration_ns"), "<u8")
+    usages = np.frombuffer(whole("cpu_usage_cores"), "<f8")
     # Comparisons with NaN are False: a usage that is not a number is not good. A CPI that is none is not known.
     if not (
         least(starts) >= bounds.earliest_unix_ns
@@ -244,32 +304,35 @@ def sound(parts: Sequence[Sequence[bytes]], bounds: Bounds) -> bool:
         and most(usages) <= bounds.max_cpu_usage_cores
     ):
         return False
-    if cpi:
+    if cpi := whole("cpi"):
         cpis = np.frombuffer(cpi, "<f8")
         if np.fmin.reduce(cpis) < bounds.min_cpi or np.fmax.reduce(cpis) > bounds.max_cpi:
             return False
-    if not cycles and not instructions:
+    alike = [(layout.kind, layout, raw) for layout, raw in batches]
+    alike.sort(key=itemgetter(0))
+    return all(_are_metrics_sound([one[1:] for one in some]) for _, some in groupby(alike, itemgetter(0)))
+
+
+def _are_metrics_sound(batches: Sequence[tuple[Layout, bytes]]) -> bool:
+    """Whether the metrics of batches with the same rows and metrics are numbers that can be."""
+    numbers, rows = batches[0][0].numbers, batches[0][0].rows
+    if not numbers:
         return True
-    if all(len(counts) in (0, len(duration)) for counts in (cycles, instructions)):
-        return _are_counters_sound(durations, usages, cycles, instructions)
-    # Some hosts count and others do not: those of a kind together.
-    kinds: dict[tuple[bool, bool], list[tuple[bytes, ...]]] = {}
-    for piece in zip(parts[1], parts[2], parts[4], parts[5], strict=True):
-        kinds.setdefault((bool(piece[2]), bool(piece[3])), []).append(piece)
-    for pieces in kinds.values():
-        duration, usage, cycles, instructions = (b"".join(part) for part in zip(*pieces, strict=True))
-        durations, usages = np.frombuffer(duration, "<u8"), np.frombuffer(usage, "<f8")
-        if not _are_counters_sound(durations, usages, cycles, instructions):
-            return False
-    return True
 
+    def stacked(name: str, kind: str) -> _Array:
+        pieces = [raw[at:end] for layout, raw in batches for at, end in (layout.slices[name],)]
+        return np.frombuffer(b"".join(pieces), kind).reshape(len(batches), -1)
 
-def _are_counters_sound(durations: _Array, usages: _Array, cycles: bytes, instructions: bytes) -> bool:
-    """Whether counters are numbers that can be; each column has all rows or none."""
-    # As signed numbers those above 2^63-1 are negative, and the one that means "not known" is -1.
-    counts = [np.frombuffer(each, "<i8") if each else None for each in (cycles, instructions)]
-    if any(each is not None and np.minimum.reduce(each) < -1 for each in counts):
+    values = stacked("metrics", "<f4")
+    least, largest = metric_limits(numbers)
+    # Those that are NaN are not known: fmin, fmax and the comparisons leave them out.
+    if (np.fmax.reduce(values).reshape(-1, rows) > largest).any() or (
+        np.fmin.reduce(values).reshape(-1, rows) < least
+    ).any():
         return False
-    if clearly_possible(durations, *counts):
-        return True
-    return not absurd_counters(durations, usages, *counts).any()
+    counters = [values[:, numbers.index(n) * rows :][:, :rows] if n in numbers else None for n in COUNTERS]
+    return not absurd_counters(stacked("duration_ns", "<u8"), stacked("cpu_usage_cores", "<f8"), *counters).any()
+
+
+#: The numbers of the metrics that are counters.
+COUNTERS = (BY_NAME["cycles"].number, BY_NAME["instructions"].number)

@@ -83,6 +83,7 @@ _METRICS: tuple[tuple[str, str, _Make], ...] = (
     ("duplicate_batches", "batches already received", _plain(Counter, "duplicate_batches")),
     ("accepted_events", "host events ever accepted", _plain(Counter, "accepted_events")),
     ("rejected_rows", "VM windows refused", _by_reason("rejected")),
+    ("rejected_values", "single values of accepted VM windows taken as not known", _by_reason("rejected_values")),
     ("rejected_batches", "batches refused whole", _by_reason("rejected_batches")),
     ("rejected_events", "events and reports of contention refused", _by_reason("rejected_events")),
     ("refused_streams", "streams and TLS handshakes refused since central's start", _by_reason("refused_streams")),

@@ -19,6 +19,8 @@ UNKNOWN_COUNT = 2**64 - 1
 #: What a sender keeps to before (or without) a Welcome that says otherwise.
 MAX_BATCH_ROWS = 10_000
 MAX_MESSAGE_BYTES = 4 << 20
+#: A batch whose spool_id, tasks and task_index have more bytes is always sent whole.
+MAX_HEAD_BYTES = 32 << 10
 DEFAULT_HEARTBEAT_MS = 10_000
 
 # HTTP/2 pings detect a peer that is gone (power cut, dropped by a firewall): one is sent after 50 s of silence, and the

@@ -1,51 +1,89 @@
-"""The numbers of a window: the columns of `CpiBatch` on the wire and of the lake's samples, by the same names.
+"""What a window keeps of its ticks: one row per metric, with its number on the wire and its column in the lake.
 
-The agent's window (`agent.sampling.windows.CpiWindow`) has these fields too; central refuses gauges above `largest`.
+The agent's windows, `CpiBatch.metrics`, central's checks, the lake's columns and docs/metrics.md follow from it. A row
+has the name of a metric (`agent.sampling.metric_table`), or is of the counters or the verdict.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from whitepanda.v1 import agent_pb2
+#: How a window sums up its ticks: a mean, weighted by what the word says; the last value; or of its own.
+Rule = Literal["time", "cycles", "instructions", "reference_cycles", "last", "own"]
 
-_ROUNDING = 1e-9
+_RULES = {
+    "time": "mean over time",
+    "cycles": "sum / sum of cycles",
+    "instructions": "sum / sum of instructions",
+    "reference_cycles": "sum of cycles / sum of reference cycles",
+    "last": "last value",
+}
+_RATIO = 1 + 1e-6  # float32 knows no better
+_BYTES, _BYTES_PER_S, _OPS_PER_S = 1e15, 1e14, 1e11
 
 
 @dataclass(frozen=True, slots=True)
 class WindowColumn:
-    """One number of a window.
+    """One metric of a window.
 
-    `cpi` and `cpu_usage_cores` have special rules; an unknown "gauge" is NaN, an unknown "count" 2^64-1. `how` says how
-    a window sums up its ticks; `largest` is a limit of physics, for gauges.
+    `number` is never reused. `largest` is a limit of physics, several times what machines do: central takes a value
+    above it, or below 0, as not known. `note` describes `rule` where it is "own". `digits` are the significant ones
+    that the agent sends: hardware knows hardly more, and the others take twice the bytes in the lake.
     """
 
+    number: int
     name: str
-    kind: Literal["cpi", "usage", "count", "gauge"]
     unit: str
-    how: str
-    largest: float = 0.0
+    largest: float
+    rule: Rule = "time"
+    note: str = ""
+    digits: int = 4
 
     @property
-    def number(self) -> int:
-        """The column's number on the wire."""
-        return int(agent_pb2.CpiBatch.DESCRIPTOR.fields_by_name[self.name].number)
+    def how(self) -> str:
+        """How a window sums up its ticks, for people."""
+        return self.note or _RULES[self.rule]
 
 
-#: In the order of the lake's columns.
+#: In the order of the lake's columns. The first two have columns of their own on the wire, and limits of their own.
 WINDOW_COLUMNS = (
-    WindowColumn("cpi", "cpi", "cycles/instruction", "cycles / instructions of the window"),
-    WindowColumn("cpu_usage_cores", "usage", "cores", "mean over time"),
-    WindowColumn("cycles", "count", "cycles", "sum, scaled for multiplexing"),
-    WindowColumn("instructions", "count", "instructions", "sum, scaled for multiplexing"),
-    WindowColumn("running_ratio", "gauge", "ratio", "running time / enabled time", 1 + _ROUNDING),
-    WindowColumn("run_queue_wait_ratio", "gauge", "ratio", "mean over time and vCPUs", 1e6),
-    WindowColumn("disk_bytes_per_s", "gauge", "bytes/s", "mean over time, read and written", 1e13),
-    WindowColumn("network_bytes_per_s", "gauge", "bytes/s", "mean over time, received and sent", 1e13),
-    WindowColumn("llc_occupancy_bytes", "gauge", "bytes", "mean over time, 4 digits", 1e12),
-    WindowColumn("memory_bandwidth_bytes_per_s", "gauge", "bytes/s", "mean over time, 4 digits", 1e14),
-    WindowColumn("memory_stall_ratio", "gauge", "ratio", "stalled cycles / cycles, 4 decimals", 1 + _ROUNDING),
-    WindowColumn("io_wait_ratio", "gauge", "ratio", "share of time with PSI `some` of I/O, 4 decimals", 1 + _ROUNDING),
+    WindowColumn(1, "cpi", "cycles/instruction", 100.0, "own", "cycles / instructions of the window"),
+    WindowColumn(2, "cpu_usage_cores", "cores", 4096.0),
+    WindowColumn(3, "cycles", "cycles", 1e18, "own", "sum, scaled for multiplexing", 6),
+    WindowColumn(4, "instructions", "instructions", 1e18, "own", "sum, scaled for multiplexing", 6),
+    WindowColumn(5, "gips", "1e9 instructions/s", 1e6, "own", "instructions / s of wall time, times 1e-9", 6),
+    WindowColumn(6, "frequency_ratio", "ratio", 1000.0, "reference_cycles"),
+    WindowColumn(7, "llc_mpki", "1/1000 instructions", 1e4, "instructions"),
+    WindowColumn(8, "l2_mpki", "1/1000 instructions", 1e4, "instructions"),
+    WindowColumn(9, "memory_stall_ratio", "ratio", _RATIO, "cycles"),
+    WindowColumn(10, "total_stall_ratio", "ratio", _RATIO, "cycles"),
+    WindowColumn(11, "running_ratio", "ratio", _RATIO, "own", "running time / enabled time"),
+    WindowColumn(12, "guest_ratio", "ratio", 2.0),
+    WindowColumn(13, "run_queue_wait_ratio", "ratio", 1e6),
+    WindowColumn(14, "llc_occupancy_bytes", "bytes", _BYTES),
+    WindowColumn(15, "memory_bandwidth_bytes_per_s", "bytes/s", _BYTES_PER_S),
+    WindowColumn(16, "memory_bandwidth_local_bytes_per_s", "bytes/s", _BYTES_PER_S),
+    WindowColumn(17, "pressure_cpu_some_ratio", "ratio", _RATIO),
+    WindowColumn(18, "pressure_memory_some_ratio", "ratio", _RATIO),
+    WindowColumn(19, "pressure_io_some_ratio", "ratio", _RATIO),
+    WindowColumn(20, "cpu_throttled_ratio", "ratio", 1e6),
+    WindowColumn(21, "disk_read_bytes_per_s", "bytes/s", _BYTES_PER_S),
+    WindowColumn(22, "disk_write_bytes_per_s", "bytes/s", _BYTES_PER_S),
+    WindowColumn(23, "disk_read_ops_per_s", "1/s", _OPS_PER_S),
+    WindowColumn(24, "disk_write_ops_per_s", "1/s", _OPS_PER_S),
+    WindowColumn(25, "network_receive_bytes_per_s", "bytes/s", _BYTES_PER_S),
+    WindowColumn(26, "network_transmit_bytes_per_s", "bytes/s", _BYTES_PER_S),
+    WindowColumn(27, "network_receive_packets_per_s", "1/s", _OPS_PER_S),
+    WindowColumn(28, "network_transmit_packets_per_s", "1/s", _OPS_PER_S),
+    WindowColumn(29, "network_receive_drops_per_s", "1/s", _OPS_PER_S),
+    WindowColumn(30, "network_transmit_drops_per_s", "1/s", _OPS_PER_S),
+    WindowColumn(31, "memory_charged_bytes", "bytes", _BYTES, "last"),
+    WindowColumn(32, "numa_remote_memory_ratio", "ratio", _RATIO, "last"),
+    WindowColumn(33, "slow_down_ratio", "ratio", 1e6, "own", "the estimate at the window's end"),
+    WindowColumn(34, "slow_down_low_ratio", "ratio", 1e6, "own", "its interval's lower end"),
+    WindowColumn(35, "slow_down_high_ratio", "ratio", 1e6, "own", "its interval's upper end"),
+    WindowColumn(36, "verdict", "Behaviour", 100.0, "own", "the verdict at the window's end, a number of `Behaviour`"),
 )
-#: Names by kind, in the same order.
-COUNTS = tuple(column.name for column in WINDOW_COLUMNS if column.kind == "count")
-GAUGES = tuple(column.name for column in WINDOW_COLUMNS if column.kind == "gauge")
+#: Those that `CpiBatch.metrics` has, and all by name and by number.
+METRIC_COLUMNS = WINDOW_COLUMNS[2:]
+BY_NAME = {column.name: column for column in WINDOW_COLUMNS}
+BY_NUMBER = {column.number: column for column in WINDOW_COLUMNS}

@@ -108,14 +108,16 @@ REASON_RDT_UNASSIGNED: Reason
 REASON_SHARED: Reason
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "batch", "heartbeat")
+    __slots__ = ("hello", "batch", "heartbeat", "next")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     batch: CpiBatch
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[CpiBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    next: CpiBatch
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[CpiBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., next: _Optional[_Union[CpiBatch, _Mapping]] = ...) -> None: ...
 
 class CentralMessage(_message.Message):
     __slots__ = ("ack", "coefficients", "welcome", "slow_down")
@@ -160,7 +162,7 @@ class Hello(_message.Message):
     def __init__(self, host: _Optional[str] = ..., boot_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., platform: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., min_protocol_version: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., window_ms: _Optional[int] = ..., held: _Optional[_Iterable[_Union[JobTag, _Mapping]]] = ..., agent_started_unix_ns: _Optional[int] = ...) -> None: ...
 
 class CpiBatch(_message.Message):
-    __slots__ = ("spool_id", "sequence", "tasks", "task_index", "start_unix_ns", "duration_ns", "cpi", "cpi_reason", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio", "disk_bytes_per_s", "network_bytes_per_s", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s", "backlog", "events", "triggers", "memory_stall_ratio", "io_wait_ratio")
+    __slots__ = ("spool_id", "sequence", "tasks", "task_index", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores", "backlog", "events", "triggers", "metrics", "reasons")
     SPOOL_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
@@ -168,21 +170,12 @@ class CpiBatch(_message.Message):
     START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     CPI_FIELD_NUMBER: _ClassVar[int]
-    CPI_REASON_FIELD_NUMBER: _ClassVar[int]
     CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
-    CYCLES_FIELD_NUMBER: _ClassVar[int]
-    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_RATIO_FIELD_NUMBER: _ClassVar[int]
-    RUN_QUEUE_WAIT_RATIO_FIELD_NUMBER: _ClassVar[int]
-    DISK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
-    NETWORK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
-    LLC_OCCUPANCY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     TRIGGERS_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_STALL_RATIO_FIELD_NUMBER: _ClassVar[int]
-    IO_WAIT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     spool_id: str
     sequence: int
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
@@ -190,22 +183,31 @@ class CpiBatch(_message.Message):
     start_unix_ns: _containers.RepeatedScalarFieldContainer[int]
     duration_ns: _containers.RepeatedScalarFieldContainer[int]
     cpi: _containers.RepeatedScalarFieldContainer[float]
-    cpi_reason: _containers.RepeatedScalarFieldContainer[Reason]
     cpu_usage_cores: _containers.RepeatedScalarFieldContainer[float]
-    cycles: _containers.RepeatedScalarFieldContainer[int]
-    instructions: _containers.RepeatedScalarFieldContainer[int]
-    running_ratio: _containers.RepeatedScalarFieldContainer[float]
-    run_queue_wait_ratio: _containers.RepeatedScalarFieldContainer[float]
-    disk_bytes_per_s: _containers.RepeatedScalarFieldContainer[float]
-    network_bytes_per_s: _containers.RepeatedScalarFieldContainer[float]
-    llc_occupancy_bytes: _containers.RepeatedScalarFieldContainer[float]
-    memory_bandwidth_bytes_per_s: _containers.RepeatedScalarFieldContainer[float]
     backlog: bool
     events: _containers.RepeatedCompositeFieldContainer[VmEvent]
     triggers: _containers.RepeatedCompositeFieldContainer[Trigger]
-    memory_stall_ratio: _containers.RepeatedScalarFieldContainer[float]
-    io_wait_ratio: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpi_reason: _Optional[_Iterable[_Union[Reason, str]]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., cycles: _Optional[_Iterable[int]] = ..., instructions: _Optional[_Iterable[int]] = ..., running_ratio: _Optional[_Iterable[float]] = ..., run_queue_wait_ratio: _Optional[_Iterable[float]] = ..., disk_bytes_per_s: _Optional[_Iterable[float]] = ..., network_bytes_per_s: _Optional[_Iterable[float]] = ..., llc_occupancy_bytes: _Optional[_Iterable[float]] = ..., memory_bandwidth_bytes_per_s: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[VmEvent, _Mapping]]] = ..., triggers: _Optional[_Iterable[_Union[Trigger, _Mapping]]] = ..., memory_stall_ratio: _Optional[_Iterable[float]] = ..., io_wait_ratio: _Optional[_Iterable[float]] = ...) -> None: ...
+    metrics: MetricColumns
+    reasons: _containers.RepeatedCompositeFieldContainer[MetricReason]
+    def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[VmEvent, _Mapping]]] = ..., triggers: _Optional[_Iterable[_Union[Trigger, _Mapping]]] = ..., metrics: _Optional[_Union[MetricColumns, _Mapping]] = ..., reasons: _Optional[_Iterable[_Union[MetricReason, _Mapping]]] = ...) -> None: ...
+
+class MetricColumns(_message.Message):
+    __slots__ = ("numbers", "values")
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, numbers: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class MetricReason(_message.Message):
+    __slots__ = ("task_index", "reason", "metrics")
+    TASK_INDEX_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    task_index: int
+    reason: Reason
+    metrics: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, task_index: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ..., metrics: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Trigger(_message.Message):
     __slots__ = ("unix_ns", "slot_ns", "since_unix_ns", "mn_cpi", "mn_cpi_threshold", "coefficient_version", "victims", "suspects", "victims_left_out", "suspects_left_out", "machine", "recommendations", "found_by", "ended", "affected_vms")

@@ -8,15 +8,41 @@ from agent.sampling.changes import CgroupDelta, EventDelta, PerfDelta, RdtDelta,
 from agent.sampling.deltas import delta
 from agent.sampling.rates import Limits
 from agent.sampling.windows import CpiWindow, WindowAccumulator
-from collector.base import Reason
+from collector.base import NumaPlacement, Reason
 from tests.unit.agent.agent_fakes import UNIX0, S, joined, threads
+from whitepanda.common.window_columns import METRIC_COLUMNS
 
 W = 10 * S
 HERE = [("u1", "e1")]
+#: What `second` says of each metric.
+KNOWN = {
+    "cycles": 20 * S,
+    "instructions": round(12.5 * S),
+    "gips": 1.25,
+    "running_ratio": 1.0,
+    "guest_ratio": 0.45,
+    "run_queue_wait_ratio": 0.05,
+    "disk_read_bytes_per_s": 10_000.0,
+    "disk_write_bytes_per_s": 20_000.0,
+    "disk_read_ops_per_s": 1000.0,
+    "disk_write_ops_per_s": 2000.0,
+    "network_receive_bytes_per_s": 3000.0,
+    "network_transmit_bytes_per_s": 4000.0,
+    "network_receive_packets_per_s": 1000.0,
+    "network_transmit_packets_per_s": 2000.0,
+    "network_receive_drops_per_s": 100.0,
+    "network_transmit_drops_per_s": 0.0,
+}
+
+
+def of(window: CpiWindow, name: str) -> float | None:
+    """A metric of a window; None where it has a reason instead."""
+    value = window.metrics[name]
+    return None if isinstance(value, Reason) else value
 
 
 def accumulator(**limits: float) -> WindowAccumulator:
-    return WindowAccumulator(W, 3 * S // 2, Limits(**limits))
+    return WindowAccumulator((W, W), 3 * S // 2, Limits(**limits))
 
 
 def add(windows: WindowAccumulator, change: VmDelta, epoch: str = "e1") -> None:
@@ -38,6 +64,7 @@ def test_a_window_has_the_sums_of_its_ten_seconds():
         add(windows, second(index))
     assert windows.close(round(11.4 * S), HERE) == []
     (window,) = windows.close(round(11.5 * S), HERE)
+    metrics = dict(window.metrics)
     assert window == CpiWindow(
         vm="u1",
         epoch="e1",
@@ -51,11 +78,12 @@ def test_a_window_has_the_sums_of_its_ten_seconds():
         cpi_reason=Reason.UNSPECIFIED,
         cycles=20 * S,
         instructions=round(12.5 * S),
-        running_ratio=1.0,
-        run_queue_wait_ratio=pytest.approx(0.05),
-        disk_bytes_per_s=30_000.0,
-        network_bytes_per_s=7000.0,
+        metrics=metrics,
     )
+    assert {name: value for name, value in metrics.items() if not isinstance(value, Reason)} == KNOWN
+    assert {metrics[name] for name in metrics.keys() - KNOWN} == {Reason.NOT_PRESENT, Reason.SOURCE_OFF}
+    kept = {column.name for column in METRIC_COLUMNS}
+    assert kept - metrics.keys() == {"slow_down_ratio", "slow_down_low_ratio", "slow_down_high_ratio", "verdict"}
     assert windows.closed == 1
     assert windows.end_unix_ns(window) == UNIX0 + W
 
@@ -154,8 +182,8 @@ def test_memory_stalls_and_waits_for_a_disk_are_shares_of_what_was_watched():
     for index, (stalled, waited_ns) in enumerate([(0.2 * S, S // 4), (None, Reason.COUNTER_RESET), (0.4 * S, S // 2)]):
         add(windows, with_waits(second(index), stalled, waited_ns))
     (window,) = windows.flush()
-    assert window.memory_stall_ratio == pytest.approx(0.6 / 2)  # of the cycles beside it, in two of three ticks
-    assert window.io_wait_ratio == 0.375
+    assert of(window, "memory_stall_ratio") == pytest.approx(0.6 / 2)  # of the cycles beside it, in two of three ticks
+    assert of(window, "pressure_io_some_ratio") == 0.375
 
 
 def test_the_same_wait_is_counted_once_and_shares_end_at_1():
@@ -164,7 +192,7 @@ def test_the_same_wait_is_counted_once_and_shares_end_at_1():
         add(windows, with_waits(second(0), 1.01 * S, S + 5000))
     add(windows, with_waits(second(1), 1.0 * S, S))
     (window,) = windows.flush()
-    assert (window.memory_stall_ratio, window.io_wait_ratio) == (1.0, 1.0)
+    assert (of(window, "memory_stall_ratio"), of(window, "pressure_io_some_ratio")) == (1.0, 1.0)
 
 
 def test_waits_that_nobody_reported_are_not_known():
@@ -172,7 +200,7 @@ def test_waits_that_nobody_reported_are_not_known():
     add(windows, second(0))
     add(windows, with_waits(second(1), None, Reason.NOT_PRESENT))
     (window,) = windows.flush()
-    assert (window.memory_stall_ratio, window.io_wait_ratio) == (None, None)
+    assert (of(window, "memory_stall_ratio"), of(window, "pressure_io_some_ratio")) == (None, None)
 
 
 def with_rdt(change: VmDelta, held: int | Reason, moved: int | Reason, dt_ns: int = S) -> VmDelta:
@@ -187,18 +215,65 @@ def test_cache_and_memory_bandwidth_are_means_over_the_time_in_which_they_were_k
         for _ in range(2):  # a sample that is seen again counts once
             add(windows, with_rdt(second(index), *reported))
     (window,) = windows.flush()
-    assert window.llc_occupancy_bytes == 1_835_000  # of 1.75 MiB four digits
-    assert window.memory_bandwidth_bytes_per_s == (3000 + 6000) / 4
+    assert of(window, "llc_occupancy_bytes") == 1_835_000  # of 1.75 MiB four digits
+    assert of(window, "memory_bandwidth_bytes_per_s") == (3000 + 6000) / 4
 
 
 def test_a_cpu_that_only_knows_one_of_them_reports_one():
     windows = accumulator()
     add(windows, with_rdt(second(0), 0, Reason.NOT_PRESENT))
     (window,) = windows.flush()
-    assert (window.llc_occupancy_bytes, window.memory_bandwidth_bytes_per_s) == (0.0, None)
+    assert (of(window, "llc_occupancy_bytes"), of(window, "memory_bandwidth_bytes_per_s")) == (0.0, None)
     add(windows, with_rdt(second(11), Reason.NOT_PRESENT, 0))
     (window,) = windows.flush()
-    assert (window.llc_occupancy_bytes, window.memory_bandwidth_bytes_per_s) == (None, 0.0)
+    assert (of(window, "llc_occupancy_bytes"), of(window, "memory_bandwidth_bytes_per_s")) == (None, 0.0)
+
+
+def test_each_rule_sums_up_its_metric():
+    windows = accumulator()
+    for index, share in enumerate((1, 3)):
+        change = second(index)
+        end = change.cpu
+        events = {
+            "llc_misses": EventDelta(share * 1000.0, 2.0 * S, share * 1e6),
+            "total_stall_cycles": EventDelta(share * 0.1 * S, share * S, 1e6),
+            "reference_cycles": EventDelta(1.0 * S, share * S, 1e6),
+        }
+        group = (S // 4 * share, S // 8, S // 8, S // 10, S // 10, S // 5 * share, 2.0, share << 30)
+        change = change._replace(
+            perf=change.perf._replace(events=events, missing={"l2_misses": Reason.NO_EVENT}),
+            cgroup=CgroupDelta(S, end.mono_ns, end.unix_ns, *group),
+            numa=NumaPlacement({0: 1, 1: share}, {0: 2}),
+        )
+        add(windows, change)
+    (window,) = windows.flush()
+    expected = {
+        "llc_mpki": 1.0,  # of the sums
+        "total_stall_ratio": 0.1,
+        "frequency_ratio": 2.0,  # cycles / reference cycles
+        "pressure_cpu_some_ratio": 0.5,  # mean over time
+        "cpu_throttled_ratio": 0.4,
+        "memory_charged_bytes": float(f"{3 << 30:.4g}"),  # the last
+        "numa_remote_memory_ratio": 0.75,
+        "l2_mpki": Reason.NO_EVENT,
+    }
+    assert {name: window.metrics[name] for name in expected} == expected
+
+
+def test_each_class_has_its_own_length():
+    windows = WindowAccumulator((2 * W, W), 3 * S // 2, Limits())
+    rows = []
+    for index in range(24):
+        windows.add("u1", "e1", ("vm1", "job1", True), second(index))
+        windows.add("u2", "e1", ("vm2", "job2", False), second(index))
+        rows += windows.close((index + 1) * S, [*HERE, ("u2", "e1")])
+    found = [(row.vm, row.start_unix_ns - UNIX0, row.duration_ns) for row in rows]
+    assert found == [("u1", 0, W), ("u1", W, W), ("u2", 0, 2 * W)] or found == [
+        ("u1", 0, W),
+        ("u2", 0, 2 * W),
+        ("u1", W, W),
+    ]
+    assert [windows.end_unix_ns(row) - UNIX0 for row in rows if row.vm == "u2"] == [2 * W]
 
 
 @pytest.mark.parametrize("rdt", [Reason.NO_RDT, RdtDelta(0, S, UNIX0 + S, 7, *(Reason.VM_STARTING,) * 2)])
@@ -206,7 +281,7 @@ def test_a_cache_that_was_not_watched_is_not_known(rdt):
     windows = accumulator()
     add(windows, second(0)._replace(rdt=rdt))
     (window,) = windows.flush()
-    assert (window.llc_occupancy_bytes, window.memory_bandwidth_bytes_per_s) == (None, None)
+    assert (of(window, "llc_occupancy_bytes"), of(window, "memory_bandwidth_bytes_per_s")) == (None, None)
 
 
 @pytest.mark.parametrize("limits", [{"min_activity_cores": 1.5}, {"min_running_ratio": 1.1}])
@@ -214,7 +289,7 @@ def test_stalls_of_a_cpi_that_is_not_to_be_believed_are_not_known(limits):
     windows = accumulator(**limits)
     add(windows, with_waits(second(0), 0.2 * S, 0))
     (window,) = windows.flush()
-    assert (window.memory_stall_ratio, window.io_wait_ratio) == (None, 0.0)
+    assert (of(window, "memory_stall_ratio"), of(window, "pressure_io_some_ratio")) == (None, 0.0)
 
 
 def test_counters_that_ran_too_little_are_multiplexed():
@@ -223,7 +298,7 @@ def test_counters_that_ran_too_little_are_multiplexed():
     add(windows, change._replace(perf=change.perf._replace(running_ns=change.perf.enabled_ns * 0.19)))
     (window,) = windows.flush()
     assert (window.cpi, window.cpi_reason, window.cycles, window.instructions) == (None, Reason.MULTIPLEXED, None, None)
-    assert window.running_ratio == pytest.approx(0.19)
+    assert of(window, "running_ratio") == pytest.approx(0.19)
 
 
 def test_ticks_in_which_no_counter_ran_are_scaled_for_and_lower_the_ratio():
@@ -235,7 +310,7 @@ def test_ticks_in_which_no_counter_ran_are_scaled_for_and_lower_the_ratio():
             change = change._replace(perf=starved)
         add(windows, change)
     (window,) = windows.flush()
-    assert (window.cycles, window.running_ratio, window.cpi) == (8 * S, pytest.approx(0.75), pytest.approx(1.6))
+    assert (window.cycles, of(window, "running_ratio"), window.cpi) == (8 * S, pytest.approx(0.75), pytest.approx(1.6))
 
 
 def test_counts_that_lack_a_thread_are_not_reported_but_their_quotient_is():
@@ -250,8 +325,10 @@ def test_without_counters_the_reason_is_reported():
     windows = accumulator()
     add(windows, second(0)._replace(perf=Reason.PARANOID, disk=Reason.SOURCE_OFF, network=Reason.STALE))
     (window,) = windows.flush()
-    assert (window.cpi, window.cpi_reason, window.running_ratio) == (None, Reason.PARANOID, None)
-    assert (window.disk_bytes_per_s, window.network_bytes_per_s) == (None, None)
+    assert (window.cpi, window.cpi_reason, of(window, "running_ratio")) == (None, Reason.PARANOID, None)
+    names = ("gips", "llc_mpki", "running_ratio", "disk_read_bytes_per_s", "network_receive_drops_per_s")
+    whys = (Reason.PARANOID, Reason.PARANOID, Reason.PARANOID, Reason.SOURCE_OFF, Reason.STALE)
+    assert tuple(window.metrics[name] for name in names) == whys
 
 
 def test_a_window_without_cpu_usage_is_dropped_and_counted():
@@ -269,14 +346,14 @@ def test_a_delta_longer_than_a_window_and_a_half_belongs_to_none():
     assert [row.duration_ns for row in windows.flush()] == [15 * S]
 
 
-def test_waits_unknown_for_a_part_of_the_window_are_unknown_for_all_of_it():
+def test_waits_unknown_for_a_part_of_the_window_are_the_mean_of_the_rest():
     windows = accumulator()
     mute = {tid: replace(t, run_queue_wait_ns=None) for tid, t in threads(1).items()}
     now = joined(1)
     add(windows, delta(now._replace(threads=now.threads._replace(value=mute)), joined(0)))
     add(windows, second(1))
     (window,) = windows.flush()
-    assert window.run_queue_wait_ratio is None
+    assert of(window, "run_queue_wait_ratio") == pytest.approx(0.05)
 
 
 def test_vms_that_left_are_forgotten_once_their_window_is_closed():

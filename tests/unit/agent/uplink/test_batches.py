@@ -1,13 +1,17 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.config import WindowClass, WindowsSection
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import encode
+from agent.uplink.outgoing import Outgoing
 from collector.base import Reason
-from whitepanda.common.protocol import UNKNOWN_COUNT
+from whitepanda.common.protocol import or_nan
+from whitepanda.common.window_columns import BY_NUMBER
 
 
 def window(**changes):
@@ -34,49 +38,72 @@ def test_columns_and_tasks():
     ]
     assert list(batch.task_index) == [0, 1, 0]
     assert list(batch.start_unix_ns) == [1_700_000_000_000_000_000, 1_700_000_000_000_000_000, 7]
-    assert list(batch.duration_ns) == [10_000_000_000] * 3
+    assert list(batch.duration_ns) == [10_000_000_000]  # of all rows
     assert list(batch.cpu_usage_cores) == [1.5] * 3
     assert list(batch.cpi) == [1.25] * 3
 
 
-def test_what_nobody_measured_is_an_empty_column():
-    batch = encode([window(), window()], spool_id="s", sequence=1)
-    for name in ("cpi_reason", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio"):
-        assert len(getattr(batch, name)) == 0, name
-    for name in (
-        "disk_bytes_per_s",
-        "network_bytes_per_s",
-        "llc_occupancy_bytes",
-        "memory_bandwidth_bytes_per_s",
-        "memory_stall_ratio",
-        "io_wait_ratio",
-    ):
-        assert len(getattr(batch, name)) == 0, name
+def test_what_nobody_measured_has_no_column():
+    batch = encode([window(cpi=None), window(cpi=None)], spool_id="s", sequence=1)
+    assert (len(batch.cpi), len(batch.metrics.numbers), len(batch.reasons)) == (0, 0, 0)
 
 
 def test_a_single_unknown_value_is_not_zero():
     rows = [
-        window(cycles=5, disk_bytes_per_s=0.0, io_wait_ratio=0.0),
-        window(cpi=None, cpi_reason=Reason.IDLE, instructions=0, memory_stall_ratio=0.25),
+        window(metrics={"cycles": 5, "disk_read_bytes_per_s": 0.0}),
+        window(vm="u2", cpi=None, metrics={"disk_read_bytes_per_s": Reason.STALE, "memory_stall_ratio": 0.25}),
     ]
     batch = encode(rows, spool_id="s", sequence=1)
-    assert batch.io_wait_ratio[0] == 0
-    assert math.isnan(batch.io_wait_ratio[1])
-    assert math.isnan(batch.memory_stall_ratio[0])
-    assert batch.memory_stall_ratio[1] == 0.25
-    assert list(batch.cycles) == [5, UNKNOWN_COUNT]
-    assert list(batch.instructions) == [UNKNOWN_COUNT, 0]
-    assert batch.disk_bytes_per_s[0] == 0
-    assert math.isnan(batch.disk_bytes_per_s[1])
+    columns = columns_of(batch)
     assert batch.cpi[0] == 1.25
     assert math.isnan(batch.cpi[1])
-    assert list(batch.cpi_reason) == [0, int(Reason.IDLE)]
+    nan = pytest.approx(math.nan, nan_ok=True)
+    assert columns == {"cycles": [5, nan], "memory_stall_ratio": [nan, 0.25], "disk_read_bytes_per_s": [0, nan]}
 
 
-def test_no_cpi_at_all_leaves_only_the_reasons():
-    batch = encode([window(cpi=None, cpi_reason=Reason.NO_PMU)], spool_id="s", sequence=1)
-    assert len(batch.cpi) == 0
-    assert list(batch.cpi_reason) == [int(Reason.NO_PMU)]
+def columns_of(batch):
+    """The columns of a batch's metrics by name."""
+    rows, values = len(batch.task_index), list(batch.metrics.values)
+    assert len(values) == rows * len(batch.metrics.numbers)
+    return {
+        BY_NUMBER[number].name: values[place * rows : (place + 1) * rows]
+        for place, number in enumerate(batch.metrics.numbers)
+    }
+
+
+def told(windows, outgoing):
+    batch = encode(outgoing.prepare(windows), spool_id="s", sequence=1)
+    return {
+        (batch.tasks[one.task_index].vm, BY_NUMBER[number].name): one.reason
+        for one in batch.reasons
+        for number in one.metrics
+    }
+
+
+def test_reasons_are_sent_when_they_change_and_all_after_a_restart():
+    outgoing = Outgoing(WindowsSection())
+    idle = window(cpi=None, cpi_reason=Reason.IDLE, metrics={"gips": 0.1, "llc_occupancy_bytes": Reason.NO_RDT})
+    first = {("u1", "cpi"): Reason.IDLE, ("u1", "llc_occupancy_bytes"): Reason.NO_RDT}
+    assert told([idle], outgoing) == first
+    assert told([idle], outgoing) == {}
+    busy = window(metrics={"gips": 0.1, "llc_occupancy_bytes": Reason.NO_RMID})
+    assert told([busy], outgoing) == {("u1", "cpi"): 0, ("u1", "llc_occupancy_bytes"): Reason.NO_RMID}
+    assert told([idle], outgoing) == first
+    outgoing.restart()
+    assert told([idle], outgoing) == first
+    assert told([replace(idle, epoch="e2")], outgoing) == first  # it began anew
+
+
+def test_only_chosen_metrics_are_sent_by_class():
+    section = WindowsSection(
+        batch=WindowClass(metrics=("gips", "cpi")), latency_sensitive=WindowClass(metrics=("gips",))
+    )
+    outgoing = Outgoing(section)
+    values = {"gips": 0.1, "llc_mpki": 1.0, "l2_mpki": Reason.NO_EVENT}
+    both = [window(metrics=values), window(vm="u2", latency_sensitive=False, metrics=values)]
+    sensitive, batch = outgoing.prepare(both)
+    assert (sensitive.cpi, sensitive.metrics, sensitive.new_reasons) == (None, {"gips": 0.1}, {})
+    assert (batch.cpi, batch.metrics, batch.new_reasons) == (1.25, {"gips": 0.1}, {})
 
 
 def test_no_windows_is_an_empty_batch():
@@ -88,26 +115,21 @@ def test_no_windows_is_an_empty_batch():
         st.tuples(
             st.sampled_from("abc"),
             st.none() | st.floats(0.1, 50),
-            st.none() | st.integers(0, 2**63 - 1),
-            st.none() | st.floats(0, 1e12),
+            st.just(Reason.STALE) | st.floats(0, 1e12, width=32),
+            st.just(Reason.STALE) | st.floats(0, 1e12, width=32),
         ),
         max_size=20,
     )
 )
-def test_every_column_is_empty_or_has_a_value_per_row_and_none_is_lost(rows):
-    windows = [window(vm=vm, cpi=cpi, cycles=cycles, disk_bytes_per_s=disk) for vm, cpi, cycles, disk in rows]
+def test_every_column_has_a_value_per_row_and_none_is_lost(rows):
+    windows = [window(vm=vm, cpi=cpi, metrics={"gips": gips, "verdict": verdict}) for vm, cpi, gips, verdict in rows]
     batch = type(encode([], spool_id="s", sequence=1)).FromString(
         encode(windows, spool_id="s", sequence=1).SerializeToString()
     )
-    got = []
-    for i, index in enumerate(batch.task_index):
-        values = [batch.tasks[index].vm]
-        for column, absent in (
-            (batch.cpi, math.isnan),
-            (batch.cycles, UNKNOWN_COUNT.__eq__),
-            (batch.disk_bytes_per_s, math.isnan),
-        ):
-            assert len(column) in (0, len(rows))
-            values.append(None if not column or absent(column[i]) is True else column[i])
-        got.append(tuple(values))
-    assert got == [(vm, pytest.approx(cpi) if cpi else cpi, cycles, disk) for vm, cpi, cycles, disk in rows]
+    columns = columns_of(batch)
+    for index, (vm, cpi, gips, verdict) in enumerate(rows):
+        assert batch.tasks[batch.task_index[index]].vm == vm
+        assert (batch.cpi[index] if len(batch.cpi) else math.nan) == pytest.approx(or_nan(cpi), nan_ok=True)
+        for name, value in (("gips", gips), ("verdict", verdict)):
+            expected = math.nan if isinstance(value, Reason) else value
+            assert columns.get(name, [math.nan] * len(rows))[index] == pytest.approx(expected, nan_ok=True)
