@@ -222,3 +222,12 @@ export function spark(values, sentence, most = 0) {
   return svg("svg", { class: "spark", width: SPARK_WIDTH, height: SPARK_HEIGHT, viewBox: `0 0 ${SPARK_WIDTH} ${SPARK_HEIGHT}`, role: "img", "aria-label": sentence },
     svg("path", { d: path }));
 }
+
+/** Charts beside each other; `made` are charts, or texts that name what is not known, which are one line together. */
+export function charts(made, several = "charts") {
+  const absent = made.filter((each) => typeof each === "string");
+  return [
+    h("div", { class: several }, made.filter((each) => typeof each !== "string")),
+    absent.length > 0 && h("p", { class: "quiet absent" }, `Not known here: ${absent.join(", ")}.`),
+  ];
+}

@@ -39,8 +39,9 @@ function sorted(rows, column, descending) {
  * @param {string} empty what is said without rows.
  * @param {object} remote where central sorts: {order, descending, sort: (order, descending) => {}, all: async () => every
  *   row}; columns have an `order` then, or cannot be sorted.
+ * @param {number} most rows that are shown unless somebody wants all.
  */
-export function table(id, caption, columns, rows, empty, remote = null) {
+export function table(id, caption, columns, rows, empty, remote = null, most = SHOWN) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
   const state = states.get(id) ?? { column: -1, descending: false, filter: "", all: false };
   states.set(id, state);
@@ -68,7 +69,7 @@ export function table(id, caption, columns, rows, empty, remote = null) {
       ? rows.filter((row) => columns.some((column) => typeof column.value(row) === "string" && column.value(row).toLowerCase().includes(wanted)))
       : rows;
     const inOrder = state.column < 0 ? matching : sorted(matching, columns[state.column], state.descending);
-    const shown = state.all ? inOrder : inOrder.slice(0, SHOWN);
+    const shown = state.all ? inOrder : inOrder.slice(0, most);
     headers.forEach((header, k) => {
       if (remote ? columns[k].order === remote.order : k === state.column) header.setAttribute("aria-sort", (remote ?? state).descending ? "descending" : "ascending");
       else header.removeAttribute("aria-sort");

@@ -1,5 +1,5 @@
 // One host: who suffers there, beside its own baseline; any metrics of its VMs at any time; the host in all.
-import { COLOURS, timeChart } from "../charts.js";
+import { charts, COLOURS, timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
 import { count, counted, duration, isKnown, nanoseconds, none, number, plain, time } from "../format.js";
 import { unlessUnknown } from "../api.js";
@@ -80,7 +80,7 @@ function vmCharts({ series, metrics }, drawn, spans, most, isAbsolute) {
       const values = series.vms.find((each) => each.vm === vm)?.values[name] ?? [];
       return { label: called, colour, values: isRatio ? values : relative(values, series.seconds, victim) };
     }).filter((line) => line.values.some(isKnown));
-    if (!lines.length) return h("p", { class: "quiet absent" }, `${label}: not known of these VMs.`);
+    if (!lines.length) return label;
     const sentence = `Steps of ${duration(series.step)}; ${counted(lines.length, "VM")}${isRatio ? "" : ", each beside its own median while it did not suffer"}. Shaded: incidents.`;
     return timeChart(isRatio ? label : `${label}, beside its own baseline`, sentence, series.seconds, lines, isRatio ? unit : "times its own", spans, most);
   });
@@ -90,7 +90,7 @@ function totals({ series }, spans, most) {
   return TOTALS.map(([name, join]) => {
     const values = total(series.vms, name, join);
     const { label, unit } = metric(name);
-    if (!values.some(isKnown)) return h("p", { class: "quiet absent" }, `${label} in all: not known.`);
+    if (!values.some(isKnown)) return label;
     return timeChart(`${label}, ${join ? "mean of its VMs" : "its VMs in all"}`, `${counted(series.vms.length, "VM")}. Shaded: incidents.`, series.seconds, [{ label: join ? "mean" : "in all", values }], unit, spans, most);
   });
 }
@@ -145,8 +145,8 @@ export function draw(data, route) {
     spanForm(path(host.host), route.parameters, shown),
     h("div", { class: "choices" }, metricBoxes(metrics), absolute),
     series?.vms.length ? [
-      section(rank.size ? "VMs that suffer, first" : "VMs", h("div", { class: "charts" }, vmCharts(data, drawn, spans, most, as === "values"))),
-      section("The host in all", series.isCut && h("p", { class: "quiet" }, "Only the first VMs: too many for so long a time. Zoom in for all."), h("div", { class: "charts" }, totals(data, spans, most))),
+      section(rank.size ? "VMs that suffer, first" : "VMs", charts(vmCharts(data, drawn, spans, most, as === "values"))),
+      section("The host in all", series.isCut && h("p", { class: "quiet" }, "Only the first VMs: too many for so long a time. Zoom in for all."), charts(totals(data, spans, most))),
     ] : h("p", { class: "empty" }, "No windows of VMs here in this time. They are there once they are in the lake, a minute after they were measured."),
     section("VMs", table("host-vms", `VMs in this time, ${rank.size ? "victims first, then " : ""}the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > ids.length ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, listed, "No VM ran.")),
     section("Incidents", table("host-incidents", "Incidents in this time, the last that began first",

@@ -1,6 +1,6 @@
 // One incident: who suffers and by how much, from whom, since when; what to do; what else changed then; the evidence.
 import { unlessUnknown } from "../api.js";
-import { timeChart } from "../charts.js";
+import { charts, timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
 import { count, counted, duration, exact, isKnown, number, plain, slowDown, time } from "../format.js";
 import { acknowledgeForm, noteForm, silenceForm } from "../people.js";
@@ -68,7 +68,7 @@ function withGaps(reports) {
   });
 }
 
-function charts(kept) {
+function evidence(kept) {
   if (!kept.length) return [];
   const reports = withGaps(kept);
   const seconds = reports.map((report) => report.unix_ns / 1e9);
@@ -120,12 +120,13 @@ function timeline({ series, incident: i }, changes) {
   const spans = [[i.first_unix_ns / 1e9, i.last_unix_ns / 1e9]];
   const marks = changes.map((c) => ({ at: c.unix_ns / 1e9, label: c.mark }));
   const victims = slowDowns(series, i);
-  const suspects = i.suspects.slice(0, LINES).map((vm, k) => ({ label: name(vm), colour: k, values: series.vms.find((each) => each.vm === vm.vm)?.values.cpu_usage_cores ?? [] }))
+  const suspects = i.suspects.slice(0, LINES).map((vm, k) => ({ label: name(vm), colour: k + 3, values: series.vms.find((each) => each.vm === vm.vm)?.values.cpu_usage_cores ?? [] }))
     .filter((line) => line.values.some(isKnown));
   const said = `Steps of ${duration(series.step)}. Shaded: the incident${changes.length ? "; lettered: what else changed" : ""}.`;
-  return h("div", { class: "charts one" },
-    victims.length ? timeChart("Victims: slow-down", said, series.seconds, victims, "times undisturbed", spans, most, marks) : h("p", { class: "quiet absent" }, "The victims' slow-down over time is not known."),
-    suspects.length ? timeChart("Suspects: CPU usage", said, series.seconds, suspects, "cores", spans, most, marks) : h("p", { class: "quiet absent" }, "The suspects' usage over time is not known."));
+  return charts([
+    victims.length ? timeChart("Victims: slow-down", said, series.seconds, victims, "times undisturbed", spans, most, marks) : "the victims' slow-down",
+    suspects.length ? timeChart("Suspects: CPU usage", said, series.seconds, suspects, "cores", spans, most, marks) : "the suspects' usage",
+  ], "charts one");
 }
 
 const letter = (k) => (k < 26 ? String.fromCharCode(65 + k) : String(k + 1));
@@ -170,7 +171,7 @@ export function draw(detail, route) {
       ["Host at that time", link(`/host/${encodeURIComponent(i.host)}`, "all its VMs", around)],
       ["The suspect's job elsewhere", rides && link("/incidents", `${counted(rides.incidents, "incident")} on ${counted(rides.hosts, "host")}`, { suspect_job: rides.job })],
     ]),
-    h("div", { class: "columns" }, charts(detail.reports)),
+    h("div", { class: "columns" }, evidence(detail.reports)),
     table("incident-evidence", "What the host reported, the last 100 times, the oldest first", EVIDENCE, detail.reports, "Its reports are no longer kept.")),
   ];
 }

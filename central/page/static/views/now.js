@@ -10,6 +10,7 @@ export const title = () => "Who suffers now";
 export const isUnfinished = ({ overview: o }) => !o.is_counted && o.hosts > 0;
 
 const ASKED = 8; // incidents whose victims now, and remedy, are asked for: the worst ones
+const SHOWN = 12; // VMs, so that the heat map is not far
 const ROWS = 20; // of the lists of the last day
 
 export async function load(ask, { parameters }) {
@@ -132,7 +133,7 @@ export function draw(found) {
     tile(one(o.incidents, "incident, 24 h", "incidents, 24 h"), count(o.incidents), link("/incidents", "").hash));
   const contended = o.contended.slice(0, ROWS);
   const sufferers = table("now", `VMs that suffer, the slowest first${open.length > ASKED ? `; of ${open.length - ASKED} hosts the slowest one only` : ""}`,
-    SUFFER, rows, unknown(o) ? "No contention on the hosts that report." : "No contention now.");
+    SUFFER, rows, unknown(o) ? "No contention on the hosts that report." : "No contention now.", null, SHOWN);
   sufferers.classList.add("cards");
   return [
     sufferers,

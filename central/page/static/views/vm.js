@@ -1,14 +1,14 @@
 // One VM: what happened to it and what to do; any of its metrics at any time, beside yesterday or another VM.
 import { unlessUnknown } from "../api.js";
-import { timeChart } from "../charts.js";
+import { charts, timeChart } from "../charts.js";
 import { facts, field, form, h, section } from "../dom.js";
-import { counted, duration, exact, isKnown, nanoseconds, time } from "../format.js";
+import { counted, duration, exact, isKnown, nanoseconds, slowDown, time } from "../format.js";
 import { chosen, metric } from "../metrics.js";
 import { actions, inOneLine } from "../remedy.js";
 import { askSeries, askYesterday, metricBoxes, POINTS } from "../series.js";
 import { span, spanForm } from "../span.js";
 import { table } from "../table.js";
-import { found, hostLink, INCIDENT_COLUMNS, jobLink, link, suspect, verdict } from "../words.js";
+import { found, hostLink, INCIDENT_COLUMNS, jobLink, link, state, suspect } from "../words.js";
 
 const USUAL = ["slow_down_ratio", "cpi", "cpu_usage_cores", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s"];
 const DAY_MS = 86_400_000;
@@ -46,38 +46,41 @@ const EVENTS = [
   { label: "Why", value: (e) => e.event.reason },
 ];
 
-/** What happened to it last, when, because of whom, and what to do. */
+/** What happened to it last, how much, when, because of whom, and what to do. */
 function story({ incidents: [last], detail }, vm) {
   if (!last) return h("p", { class: "verdict" }, "It is in no incident that is kept: nothing is known to have slowed it down.");
-  const isVictim = last.victims.some((each) => each.vm === vm);
   const i = detail?.incident ?? last;
+  const victim = i.victims.find((each) => each.vm === vm);
+  const now = i.open ? detail?.reports.at(-1)?.victims.find((each) => each.vm === vm) : null;
+  const suffers = Boolean(now) || (i.open && !detail && Boolean(victim));
+  const ratio = (now ?? victim)?.slow_down;
+  const what = victim ? (suffers ? "It suffers now" : "It suffered") : i.open ? "It is suspected of making others suffer" : "It was suspected of making others suffer";
   const advice = i.recommendations?.find((each) => each.action !== "nothing");
   return h("div", { class: "story" },
-    h("p", { class: "verdict" }, i.open ? (isVictim ? "It suffers" : "It is suspected of making others suffer") : (isVictim ? "It suffered" : "It was suspected of making others suffer"),
-      i.open ? " since " : " ", time(i.first_unix_ns), i.open ? "" : [" for ", duration(i.last_unix_ns - i.first_unix_ns)], " on ", hostLink(i.host), isVictim ? [", because of ", suspect(i.suspect)] : "", ". ",
-      link(`/incident/${i.id}`, `Incident #${i.id}`), "."),
-    verdict(i),
+    h("p", { class: "verdict" }, state(suffers || (i.open && !victim) ? "open" : "over", what), isKnown(ratio?.ratio) && [", ", slowDown(ratio), suffers ? "" : " at worst"], ", ",
+      i.open ? ["since ", time(i.first_unix_ns)] : [exact(i.first_unix_ns), " for ", duration(i.last_unix_ns - i.first_unix_ns), ", ended ", time(i.last_unix_ns)],
+      " on ", hostLink(i.host), victim && [", because of ", suspect(i.suspect)], ". ", link(`/incident/${i.id}`, `Incident #${i.id}`), "."),
     advice && h("p", { class: "remedy" }, h("strong", null, i.open ? "What to do: " : "It could have helped: "), inOneLine(advice), ". ", link(`/incident/${i.id}`, "How")));
 }
 
 /** The metrics, a chart each; lines of what it is compared with are dashed. */
-function charts({ series, beside, metrics, other, incidents }, name) {
+function drawn({ series, beside, metrics, other, incidents }, name) {
   if (!series?.vms.length) return h("p", { class: "empty" }, "No windows of it in this time. They are there once they are in the lake, a minute after they were measured.");
   const [mine] = series.vms;
   const [theirs] = beside?.vms ?? [];
   const most = Math.ceil(BRIDGED_NS / series.step);
   const spans = incidents.map((i) => [i.first_unix_ns / 1e9, i.last_unix_ns / 1e9]);
   const label = theirs && (other ? theirs.name || theirs.vm : "the day before");
-  return metrics.map((each) => {
+  return charts(metrics.map((each) => {
     const { label: words, unit } = metric(each);
     const values = mine.values[each] ?? [];
     const why = mine.why[each];
-    if (!values.some(isKnown) && !theirs) return h("p", { class: "quiet absent" }, `${words}: not known${why ? ` (${why.replaceAll("_", " ")})` : ""}.`);
+    if (!values.some(isKnown) && !theirs) return `${words}${why && why !== "unknown" ? ` (${why.replaceAll("_", " ")})` : ""}`;
     return timeChart(words, `Steps of ${duration(series.step)}${theirs ? `; dashed: ${label}` : ""}. Shaded: incidents.`, series.seconds, [
       { label: name, values },
       ...(theirs ? [{ label, values: aligned(theirs.values[each] ?? [], values.length), dash: true, isBeside: true, colour: 1 }] : []),
     ], unit, spans, most);
-  });
+  }));
 }
 
 /** Values on a grid of as many steps. */
@@ -111,7 +114,7 @@ export function draw(data, route) {
     ].filter(([, what]) => what)),
     spanForm(path(route.what), route.parameters, shown),
     h("div", { class: "choices" }, metricBoxes(data.metrics), compareForm(route)),
-    h("div", { class: "charts" }, charts(data, name)),
+    drawn(data, name),
     recommended.length > 0 && actions(recommended),
     section("What its host found", table("vm-events", "Changes of its behaviour, the last first", EVENTS, events, "Nothing was found in this time.")),
     section("Incidents", table("vm-incidents", `With it as a victim or a suspect, ${counted(incidents.length, "incident")}, the last that began first`, INCIDENT_COLUMNS, incidents, "It was in no incident that is kept.")),
