@@ -10,16 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+import grpc
+
 from central.api.admission import Turns, Worker
 from central.api.lake_queries import LakeTotals, RecentVms, Running
 from central.api.limits import MAX_TIME_UNIX_NS
-from central.api.requests import away
+from central.api.requests import ApiError, away
 from central.authorisation.revocation_list import Revoked
 from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import BuiltVersion
 from central.config import PlacementSection, RuntimeSection
 from central.history.reader import FleetHistory
+from central.incidents.people import TooManyError
 from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
 from central.incidents.totals import OpenCounts
 from central.ingest.sessions import StreamRegistry
@@ -73,11 +76,13 @@ class IncidentHistory:
         return self.clock_unix_ns() - self.gap_ns
 
     async def ask(self, question: Callable[_P, Answer], /, *arguments: _P.args, **named: _P.kwargs) -> Answer:
-        """Ask the store in a thread; raises ApiError (UNAVAILABLE) if it does not answer."""
+        """Ask the store in a thread; raises ApiError if it does not answer, or keeps no more of a kind."""
         try:
             return await asyncio.to_thread(question, *arguments, **named)
         except StoreError as error:
             raise away(f"incident history does not answer: {error}; is its database up?") from error
+        except TooManyError as error:
+            raise ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
 
     async def find(self, query: IncidentQuery, limit: int, after: Place | None = None) -> list[fleet_pb2.Incident]:
         """Return incidents, the last that began first, each marked whether it is open."""

@@ -5,16 +5,12 @@ are, and the audit marks that as unverified.
 """
 
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any, ParamSpec, TypeVar
-
-import grpc
+from typing import Any
 
 from central.api.context import Context
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.names import check_names
 from central.api.requests import ApiError, read_page, unknown, wrong, wrong_field
-from central.incidents.people import TooManyError
 from central.incidents.silences import MATCHERS, KeyTakenError
 from whitepanda.common.texts import printable, several_named
 from whitepanda.v1 import fleet_pb2
@@ -22,9 +18,6 @@ from whitepanda.v1 import fleet_pb2
 MAX_DAYS = 30  # that a silence may last
 _CLOCK_NS = 60 * 10**9  # that a caller's clock may be wrong
 _DAY_NS = 86_400 * 10**9
-
-_P = ParamSpec("_P")
-_Answer = TypeVar("_Answer")
 
 
 async def acknowledge(
@@ -46,7 +39,7 @@ async def add_note(context: Context, request: fleet_pb2.AddIncidentNoteRequest, 
     """Write a note to an incident."""
     named = {"who": _who(request, caller), "text": _text(request, "text"), "key": _key(request)}
     store, now = context.history.store, context.clock_unix_ns()
-    found = await _bounded(context.history.ask, store.add_note, _number(request), unix_ns=now, **named)
+    found = await context.history.ask(store.add_note, _number(request), unix_ns=now, **named)
     if found is None:
         raise _no_incident(request)
     return found
@@ -66,7 +59,7 @@ async def create_silence(context: Context, request: fleet_pb2.CreateSilenceReque
     vm, name = _vm(context, request.vm)
     values |= {"vm": vm, "name": name, "start_unix_ns": start, "end_unix_ns": end}
     try:
-        return await _bounded(context.history.ask, context.history.store.create_silence, values, now_unix_ns=now)
+        return await context.history.ask(context.history.store.create_silence, values, now_unix_ns=now)
     except KeyTakenError:
         raise wrong_field("key", f"is another silence's (value {request.key[:80]!r}); make a new one") from None
 
@@ -135,7 +128,7 @@ def _key(request: Any) -> str:
 
 
 def _number(request: Any) -> int:
-    return min(request.id, MAX_TIME_UNIX_NS)
+    return min(int(request.id), MAX_TIME_UNIX_NS)
 
 
 def _span(request: fleet_pb2.CreateSilenceRequest, now: int) -> tuple[int, int]:
@@ -164,10 +157,3 @@ def _vm(context: Context, text: str) -> tuple[str, str]:
 def _no_incident(request: Any) -> ApiError:
     reason = "it was forgotten, became part of an earlier one, or never was"
     return unknown(f"no incident {request.id}; {reason}", "id")
-
-
-async def _bounded(ask: Callable[_P, Awaitable[_Answer]], /, *arguments: _P.args, **named: _P.kwargs) -> _Answer:
-    try:
-        return await ask(*arguments, **named)
-    except TooManyError as error:
-        raise ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None

@@ -1,7 +1,10 @@
 """`whitepanda incidents`: when VMs of a host suffered, as hosts reported it and central keeps it."""
 
+import itertools
 import math
+import re
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -14,6 +17,7 @@ from rich.text import Text
 from agent.analysis.contention.normalised_cpi import is_cut
 from central.cli._fleet_client import ask_pages, asking
 from central.cli._outputs import JsonOption, grid, report, short
+from central.incidents.silences import described
 from central.incidents.words import found_by, named, slow_down_or_why
 from central.validation.triggers import first_suspect
 from central.web.openapi import to_json
@@ -23,7 +27,14 @@ from whitepanda.common.recommendations import recommendation_lines
 from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-app = typer.Typer(help="VMs that suffer in the fleet: where, when, how much, and the suspects.", no_args_is_help=True)
+app = typer.Typer(
+    help="VMs that suffer in the fleet: where, when, how much, the suspects; who does something about it.",
+    no_args_is_help=True,
+)
+silence_app = typer.Typer(
+    help="Keep incidents quiet for a time: webhooks and alerts leave them out.", no_args_is_help=True
+)
+app.add_typer(silence_app, name="silence")
 
 _DEADLINE_S = 10.0
 _MAX_HOURS = 1e6
@@ -32,6 +43,11 @@ _MAX_WIDTH = 1_000_000
 _LAYOUT: dict[str, Any] = {"overflow": "fold", "box": None, "pad_edge": False}
 _NS = 10**9
 _Cells = tuple[str, ...]
+_UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
+
+Reason = Annotated[str, typer.Option(help="Why, in one line, for who reads it later.")]
+By = Annotated[str, typer.Option("--by", help="Your name, kept beside the certificate's: if several people share it.")]
+Number = Annotated[str, typer.Argument(metavar="NUMBER", help="As `incidents list` shows it.")]
 
 
 @app.command("list")
@@ -81,11 +97,192 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show one incident: victims by slow-down, suspects, each report, and other incidents of the suspect."""
-    if not number.isascii() or not number.isdigit() or int(number) >= 2**63:
-        raise InputError(f"NUMBER must be an incident's number (value {number[:40]!r}); see `incidents list`")
+    one = _incident_number(number)
     with asking(operator.address(central), _DEADLINE_S) as ask:
-        detail = ask("GetIncident", fleet_pb2.GetIncidentRequest(id=int(number)))
-    report(to_json(detail), _detail_shown(detail), json=json)
+        detail = ask("GetIncident", fleet_pb2.GetIncidentRequest(id=one))
+        timeline = ask("GetIncidentTimeline", fleet_pb2.GetIncidentTimelineRequest(id=one))
+    shown = itertools.chain(_detail_shown(detail), _timeline_shown(timeline))
+    report(to_json(detail) | {"timeline": to_json(timeline)}, shown, json=json)
+
+
+@app.command("ack")
+@operator_options
+def acknowledge(
+    number: Number,
+    reason: Reason,
+    central: CentralOption = "",
+    *,
+    operator: Operator = OPERATOR,
+    by: By = "",
+    json: JsonOption = False,
+) -> None:
+    """Take an incident on: it is not sent again, and its alerts end. Whoever was first stays."""
+    request = fleet_pb2.AcknowledgeIncidentRequest(id=_incident_number(number), reason=reason, operator=by)
+    with asking(operator.address(central), _DEADLINE_S) as ask:
+        one = ask("AcknowledgeIncident", request)
+    report(to_json(one), [f"incident {one.id}: {_acknowledged(one)}"], json=json)
+
+
+@app.command("note")
+@operator_options
+def note(
+    number: Number,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="One line.")],
+    central: CentralOption = "",
+    *,
+    operator: Operator = OPERATOR,
+    by: By = "",
+    json: JsonOption = False,
+) -> None:
+    """Write a note to an incident, for who looks at it next."""
+    one = _incident_number(number)
+    request = fleet_pb2.AddIncidentNoteRequest(id=one, text=text, operator=by, key=uuid.uuid4().hex)
+    with asking(operator.address(central), _DEADLINE_S) as ask:
+        made = ask("AddIncidentNote", request)
+    report(to_json(made), [f"incident {one}: noted by {made.by}"], json=json)
+
+
+@app.command("audit")
+@operator_options
+def audit(
+    central: CentralOption = "",
+    *,
+    operator: Operator = OPERATOR,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
+    json: JsonOption = False,
+) -> None:
+    """List who acknowledged, noted and silenced what, the last first. Times are UTC."""
+    with asking(operator.address(central), _DEADLINE_S) as ask:
+        found, last = ask_pages(ask, "ListAudit", fleet_pb2.ListAuditRequest(), "entries", limit)
+    rows = (
+        (
+            _time(one.unix_ns),
+            one.by,
+            fleet_pb2.AuditAction.Name(one.action).removeprefix("AUDIT_ACTION_").lower().replace("_", " "),
+            f"incident {one.incident}" if one.incident else f"silence {one.silence}",
+            one.text,
+        )
+        for one in found
+    )
+    table = grid("WHEN (UTC)", "WHO", "DID", "WHAT", "WORDS", rows=rows, **_LAYOUT)
+    value = {"entries": [to_json(one) for one in found], "more": bool(last.next_page_token)}
+    report(value, _whole_rows(table) if found else ["nobody has done anything yet"], json=json)
+
+
+@silence_app.command("add")
+@operator_options
+def silence_add(
+    lasts: Annotated[str, typer.Option("--for", metavar="TIME", help="How long: 90m, 2h, 3d; at most 30d.")],
+    reason: Reason,
+    central: CentralOption = "",
+    *,
+    operator: Operator = OPERATOR,
+    host: Annotated[str, typer.Option(help="Incidents on this host.")] = "",
+    vm: Annotated[str, typer.Option(help="Of this VM, UUID or name: the first suspect, or the only victim.")] = "",
+    job: Annotated[str, typer.Option(help="Of this job: the first suspect is of it, or all victims are.")] = "",
+    project: Annotated[str, typer.Option(help="Of this project, as --job.")] = "",
+    starts_in: Annotated[str, typer.Option("--in", metavar="TIME", help="Begin so much later.")] = "",
+    by: By = "",
+    json: JsonOption = False,
+) -> None:
+    """Keep incidents quiet that match all of --host, --vm, --job and --project that are given; at least one is needed.
+
+    Webhooks send nothing of them, and the alerts that come with whitepanda end. If one is still open once the silence
+    is over, it is sent then.
+    """
+    now = time.time_ns()
+    start = now + _duration_ns("--in", starts_in) if starts_in else 0
+    request = fleet_pb2.CreateSilenceRequest(
+        host=host, vm=vm, job=job, project=project, reason=reason, operator=by, key=uuid.uuid4().hex,
+        start_unix_ns=start, end_unix_ns=(start or now) + _duration_ns("--for", lasts),
+    )  # fmt: skip
+    with asking(operator.address(central), _DEADLINE_S) as ask:
+        made = ask("CreateSilence", request)
+    report(to_json(made), [f"silence {made.id} until {_time(made.end_unix_ns)} UTC: {described(made)}"], json=json)
+
+
+@silence_app.command("list")
+@operator_options
+def silence_list(
+    central: CentralOption = "",
+    *,
+    operator: Operator = OPERATOR,
+    past: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
+    json: JsonOption = False,
+) -> None:
+    """List silences, the last one made first. Times are UTC."""
+    request = fleet_pb2.ListSilencesRequest(current_only=not past)
+    with asking(operator.address(central), _DEADLINE_S) as ask:
+        found, last = ask_pages(ask, "ListSilences", request, "silences", limit)
+    now = time.time_ns()
+    rows = (
+        (
+            str(one.id),
+            "in force" if one.in_force else "later" if one.start_unix_ns > now else "over",
+            described(one),
+            _time(one.start_unix_ns),
+            _time(one.end_unix_ns),
+            one.by,
+            one.reason + (f" (ended by {one.ended_by})" if one.ended_by else ""),
+        )
+        for one in found
+    )
+    table = grid(">NO", "STATE", "MATCHES", "FROM (UTC)", "UNTIL (UTC)", "WHO", "REASON", rows=rows, **_LAYOUT)
+    value = {"silences": [to_json(one) for one in found], "more": bool(last.next_page_token)}
+    report(value, _whole_rows(table) if found else ["no silences"], json=json)
+
+
+@silence_app.command("end")
+@operator_options
+def silence_end(
+    number: Annotated[str, typer.Argument(metavar="NUMBER", help="As `incidents silence list` shows it.")],
+    central: CentralOption = "",
+    *,
+    operator: Operator = OPERATOR,
+    by: By = "",
+    json: JsonOption = False,
+) -> None:
+    """End a silence now. Incidents that it kept quiet are sent if they are still open."""
+    request = fleet_pb2.EndSilenceRequest(id=_whole(number, "a silence's number", "silence list"), operator=by)
+    with asking(operator.address(central), _DEADLINE_S) as ask:
+        ended = ask("EndSilence", request)
+    report(to_json(ended), [f"silence {ended.id} is over since {_time(ended.end_unix_ns)} UTC"], json=json)
+
+
+def _incident_number(text: str) -> int:
+    return _whole(text, "an incident's number", "list")
+
+
+def _whole(text: str, what: str, command: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 2**63:
+        raise InputError(f"NUMBER must be {what} (value {text[:40]!r}); see `incidents {command}`")
+    return int(text)
+
+
+def _duration_ns(option: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?[mhd]", text):
+        raise InputError(f"{option} must be a time such as 90m, 2h or 3d (value {text[:40]!r})")
+    return round(float(text[:-1]) * _UNITS_S[text[-1]] * _NS)
+
+
+def _acknowledged(one: fleet_pb2.Incident) -> str:
+    return f"acknowledged by {one.acknowledged_by} at {_time(one.acknowledged_unix_ns)} UTC: {one.acknowledgement}"
+
+
+def _handling_shown(one: fleet_pb2.Incident) -> Iterator[RenderableType]:
+    if one.silenced_by:
+        yield f"kept quiet by silence {one.silenced_by}; see `incidents silence list`"
+    if one.acknowledged_by:
+        yield Text(_acknowledged(one))
+
+
+def _timeline_shown(timeline: fleet_pb2.IncidentTimeline) -> Iterator[RenderableType]:
+    if not timeline.changes:
+        return
+    yield "what else changed, from 10 minutes before to 10 minutes after:"
+    rows = ((_time(one.unix_ns), one.text) for one in timeline.changes)
+    yield from _whole_rows(grid("WHEN (UTC)", "CHANGE", rows=rows, **_LAYOUT))
 
 
 def _list_shown(found: Sequence[fleet_pb2.Incident], *, more: bool) -> Iterator[RenderableType]:
@@ -98,7 +295,7 @@ def _list_shown(found: Sequence[fleet_pb2.Incident], *, more: bool) -> Iterator[
         table.add_row(
             str(one.id),
             one.host,
-            "open" if one.open else "over",
+            _state(one),
             _time(one.first_unix_ns),
             _span(one.last_unix_ns - one.first_unix_ns),
             slow_down_or_why(worst.slow_down),
@@ -111,6 +308,12 @@ def _list_shown(found: Sequence[fleet_pb2.Incident], *, more: bool) -> Iterator[
         yield f"the last {len(found)}; there are more, see --limit"
 
 
+def _state(one: fleet_pb2.Incident) -> str:
+    if not one.open:
+        return "over"
+    return "silenced" if one.silenced_by else "acknowledged" if one.acknowledged_by else "open"
+
+
 def _detail_shown(detail: fleet_pb2.IncidentDetail) -> Iterator[RenderableType]:
     one = detail.incident
     state = "over"
@@ -119,6 +322,7 @@ def _detail_shown(detail: fleet_pb2.IncidentDetail) -> Iterator[RenderableType]:
         state = f"{_count(one.victims_now, 'VM')} {suffer}, last reported {_time(one.last_unix_ns)} UTC"
     lasted = _span(one.last_unix_ns - one.first_unix_ns)
     yield f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}, {state}"
+    yield from _handling_shown(one)
     suspect = f"first suspect {named(one.suspect)}" if one.suspect.vm else "no suspect"
     found = found_by(one.found_by)
     yield f"{suspect}{f'; found {found}' if found else ''}"
@@ -147,6 +351,8 @@ def _detail_shown(detail: fleet_pb2.IncidentDetail) -> Iterator[RenderableType]:
             short(one_report.mn_cpi_threshold),
         )
     yield from _whole_rows(table)
+    for each in detail.notes:
+        yield Text(f"{_time(each.unix_ns)} UTC, note of {each.by}: {each.text}")
     if one.open:
         yield "NOW, CPI, INFLICTS and CORES are of the last report; victims are ordered by WORST."
     if one.recommendations:

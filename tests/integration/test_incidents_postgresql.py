@@ -7,17 +7,20 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from central.incidents import webhook_tables
+from central.incidents import silences, webhook_tables
 from central.incidents.store import IncidentQuery, IncidentStore, StoreError
+from central.validation.events import AgentSeen
 from tests.support.webhook_receiver import Receiver
 from tests.unit.central.incidents.test_incidents import DAY, GAP, NOW, S, host_only, over, reported, row, slower
 from tests.unit.central.incidents.test_webhook_delivery import running, take, until, webhooks
 from whitepanda.common.errors import UnavailableError
+from whitepanda.v1 import fleet_pb2
 
 pytestmark = pytest.mark.integration
 
@@ -160,6 +163,76 @@ async def test_of_two_centrals_one_reports_each_webhook(cluster, tmp_path):
         while store.prune(NOW + DAY):
             pass
         store.close()
+
+
+def test_people_at_two_centrals_at_once(cluster, tmp_path):
+    """Each of the same requests at both changes things once, has one line in the audit, and both give one answer."""
+    stores = [IncidentStore(cluster.url, tmp_path), IncidentStore(cluster.url, tmp_path)]
+    take(stores[0], *(row(n, NOW + n * 2 * GAP) for n in range(8)))
+    numbers = sorted(i.id for i in stores[0].find(IncidentQuery(), limit=99))
+    answers: list[list] = [[], []]
+    start = threading.Barrier(len(stores))
+
+    def respond(which: int) -> None:
+        store, found, who = stores[which], answers[which], "ab"[which]
+        start.wait()
+        for n, number in enumerate(numbers):
+            store.acknowledge(number, who=who, reason="on it", unix_ns=NOW)
+            store.add_note(number, who=who, text="x", key=f"k{number}", unix_ns=NOW)  # it may be gone already
+            values = dict.fromkeys(("vm", "job", "project", "name"), "") | {"host": f"h{n}", "key": f"s{n}"}
+            values |= {"start_unix_ns": NOW, "end_unix_ns": NOW + DAY, "reason": "x", "who": who}
+            made = store.create_silence(values, now_unix_ns=NOW)
+            found.append((made.id, made.by))
+            found.append(store.end_silence(made.id, who=who, now_unix_ns=NOW + S).ended_by)
+            store.note_agents([AgentSeen("h1", "b", "1", NOW + n, NOW + n)])
+
+    # Meanwhile all incidents become one.
+    joining = [row(100 + n, NOW + n * 2 * GAP + GAP) for n in range(7)]
+    threads = [threading.Thread(target=respond, args=(which,)) for which in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for each in joining:
+        take(stores[1], each)
+    for thread in threads:
+        thread.join()
+    assert answers[0] == answers[1] != [], "whoever was first, for both"
+    (last,) = stores[0].find(IncidentQuery(), limit=99)
+    assert last.acknowledged_by in ("a", "b")
+    lines = stores[0].audit(limit=999, before_id=2**62)
+    assert lines == stores[1].audit(limit=999, before_id=2**62)
+    by_action = Counter(line.action for line in lines)
+    assert by_action[fleet_pb2.AUDIT_ACTION_SILENCE] == by_action[fleet_pb2.AUDIT_ACTION_END_SILENCE] == 8
+    assert by_action[fleet_pb2.AUDIT_ACTION_NOTE] == len(stores[0].get(last.id).notes) <= 8
+    assert by_action[fleet_pb2.AUDIT_ACTION_ACKNOWLEDGE] <= 8
+    assert len(stores[0].list_silences(limit=99, before_id=99, now_unix_ns=NOW, current_only=False)) == 8
+    for store in stores:
+        while store.prune(NOW + DAY):
+            pass
+        store.close()
+
+
+def test_silences_match_alike(cluster, tmp_path):
+    stores = [IncidentStore(cluster.url, tmp_path), IncidentStore("", tmp_path)]
+    found = []
+    for store in stores:
+        store.write(lambda c: c.execute(sa.delete(silences.silences)))
+        take(store, row(1), row(2, victim="db"), row(3, host="h3", suspect="dedup"))
+        first = min(i.id for i in store.find(IncidentQuery(), limit=9))
+        for n, matchers in enumerate(
+            [{"host": "h1"}, {"job": "scan"}, {"job": "web"}, {"vm": "dedup-1", "host": "h3"}]
+        ):
+            values = dict.fromkeys((*silences.MATCHERS, "name"), "") | matchers | {"key": f"m{n}", "reason": "x"}
+            values |= {"start_unix_ns": NOW, "end_unix_ns": NOW + (n + 1) * S, "who": "a"}
+            store.create_silence(values, now_unix_ns=NOW)
+        least = min(s.id for s in store.list_silences(limit=9, before_id=2**62, now_unix_ns=NOW, current_only=True))
+        at = [store.silenced([first, first + 1], NOW + s * S) for s in range(4)]
+        found.append([{i - first: s - least for i, s in each.items()} for each in at])
+        counts = store.open_counts(NOW, NOW)
+        found[-1] += [counts.all, counts.silenced, counts.quiet_victims]
+        while store.prune(NOW + DAY):
+            pass
+        store.close()
+    assert found[0] == found[1] == [{0: 1, 1: 3}, {0: 1, 1: 3}, {1: 3}, {1: 3}, 2, 2, ("uuid-db", "uuid-web")]
 
 
 def test_a_server_that_goes_and_comes_back(cluster, tmp_path):

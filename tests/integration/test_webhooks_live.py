@@ -1,6 +1,7 @@
 """Webhooks of a real central: kill -9 while a receiver is being told loses and confuses nothing."""
 
 import contextlib
+import http.client
 import json
 import sqlite3
 import time
@@ -60,7 +61,7 @@ def test_a_killed_central_reports_all_of_it(central, receiver):
     wait_until(lambda: len(receiver.taken()) == 4)
     assert receiver.taken()[2:] == [("1", "resolved"), ("2", "resolved")]
     wait_until(lambda: f'webhook_waiting_notices{{receiver="127.0.0.1:{receiver.port}"}} 0.0' in metrics(central))
-    assert "whitepanda_central_open_incidents 0.0" in metrics(central)
+    assert 'whitepanda_central_open_incidents{state="new"} 0.0' in metrics(central)
     assert central.stop() == 0
     log = central.log.read_text()
     assert "Traceback" not in log and "/hook" not in log
@@ -81,3 +82,61 @@ def test_a_secret_that_others_may_read_is_reported_at_the_start(central, tmp_pat
     central.start(wait=False)
     assert central.process.wait(30) == 2
     assert "others may read or write it (mode 0644); chmod 0600" in central.log.read_text()
+
+
+def post(central, path, **body):
+    port = int((central.state_dir / "http_port").read_text())
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", path, json.dumps({"operator": "anna", **body}), headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def test_a_silence_survives_a_kill_and_what_is_open_is_sent_when_it_is_over(central, receiver):
+    now = time.time_ns()
+    with contextlib.closing(IncidentStore("", make(central.state_dir))) as store:
+        # Suspects are silenced before the host is: no incident is of a host that central never saw.
+        store.take([row(n, now + n, host=f"h{n}", suspect=f"scan{n}") for n in (1, 2, 3)], gap_ns=GAP, oldest_unix_ns=0)
+        values = {
+            "host": "",
+            "vm": "",
+            "job": "scan1",
+            "project": "",
+            "name": "",
+            "key": "k",
+            "reason": "x",
+            "who": "b",
+        }
+        values |= {"start_unix_ns": now, "end_unix_ns": now + 10**12}
+        assert store.create_silence(values, now_unix_ns=now).id == 1
+    central.start()
+    wait_until(lambda: receiver.taken() == [("2", "firing"), ("3", "firing")])
+    status, made = post(central, "/v1/silences", job="scan2", reason="known", end_unix_ns=time.time_ns() + 10**12)
+    assert (status, made["id"], made["by"]) == (200, 2, "anna (unverified)")
+    assert post(central, "/v1/incidents/3/acknowledgement", reason="on it")[0] == 200
+    text = metrics(central)
+    central.kill()
+    central.start()
+    wait_until(lambda: 'open_incidents{state="silenced"} 2.0' in metrics(central))
+    text = metrics(central)
+    for line in (
+        'open_incidents{state="acknowledged"} 1.0',
+        'open_incidents{state="new"} 0.0',
+        'quiet_victim{vm="uuid-web"}',
+    ):
+        assert line in text
+    time.sleep(3)  # more than one look of the webhooks
+    assert receiver.taken() == [("2", "firing"), ("3", "firing")]
+    for number in (1, 2):
+        assert post(central, f"/v1/silences/{number}/end")[0] == 200
+    wait_until(lambda: len(receiver.taken()) == 4)
+    assert sorted(receiver.taken()[2:]) == [("1", "firing"), ("2", "firing")]
+    port = int((central.state_dir / "http_port").read_text())
+    actions = [e["action"] for e in fetch(port, "/v1/audit")[1]["entries"]]
+    assert actions == ["end_silence", "end_silence", "acknowledge", "silence", "silence"]
+    assert central.stop() == 0
+    assert "Traceback" not in central.log.read_text()
