@@ -19,6 +19,7 @@ from whitepanda.common.window_columns import WINDOW_COLUMNS
 from whitepanda.v1 import fleet_pb2
 
 _POINTS = 300
+_LEAST_POINTS = 2
 _TOP = 20
 _HOUR_NS = 3600 * 10**9
 _DAY_NS = 24 * _HOUR_NS
@@ -40,12 +41,12 @@ async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) 
         _check_metric(metric, "metrics")
     if not (request.vms or request.hosts or request.jobs or request.projects):
         raise wrong_field("vms", "is missing, as are hosts, jobs and projects: name some; TopVms ranks the whole fleet")
-    points = request.points or max(min(_POINTS, MAX_HISTORY_POINTS // len(metrics)), 2)
-    if points < 2 or points * len(metrics) > MAX_HISTORY_POINTS:
+    points = request.points or max(min(_POINTS, MAX_HISTORY_POINTS // len(metrics)), _LEAST_POINTS)
+    if points < _LEAST_POINTS or points * len(metrics) > MAX_HISTORY_POINTS:
         most = f"must be at least 2, and points * metrics at most {MAX_HISTORY_POINTS:,}"
         raise wrong_field("points", f"{most} (values {points}, {len(metrics)}); ask for fewer points or metrics")
     since, until = _read_time(request, context.clock_unix_ns(), _SERIES_DAYS)
-    scope = await _read_scope(context, request, [_found_vm(context, vm) for vm in request.vms])
+    scope = _read_scope(request, [_found_vm(context, vm) for vm in request.vms])
     page = read_page(request, "series", ("",), _filters(request))
     (after,) = page.place
 
@@ -78,7 +79,7 @@ async def top_vms(context: Context, request: fleet_pb2.TopVmsRequest) -> fleet_p
     if by is None:
         raise wrong_field("by", f"must be mean or max (value {request.by})")
     since, until = _read_time(request, context.clock_unix_ns(), _TOP_DAYS)
-    scope = await _read_scope(context, request, [])
+    scope = _read_scope(request, [])
     found = await stoppable(
         context,
         "the VMs that lead",
@@ -127,7 +128,7 @@ def _found_vm(context: Context, vm: str) -> str:
     return found[0] if found else vm
 
 
-async def _read_scope(context: Context, request: Any, vms: list[str]) -> Scope:
+def _read_scope(request: Any, vms: list[str]) -> Scope:
     """Return whose windows are asked for; projects are those of the VMs' facts."""
     if request.projects:
         raise wrong_field("projects", "are not known here: name hosts, jobs or VMs")

@@ -47,7 +47,7 @@ def series(files: Files, scope: Scope, steps: Steps, metrics: Sequence[str]) -> 
     )
     return (
         f"SELECT vm, ((slot_start_ns - {steps.since}) // {steps.length_ns})::INTEGER AS step, "
-        f"arg_max(machine, slot_start_ns) AS host, arg_max(job, slot_start_ns) AS job, sum(windows)::BIGINT AS windows, "
+        "arg_max(machine, slot_start_ns) AS host, arg_max(job, slot_start_ns) AS job, sum(windows)::BIGINT AS windows, "
         f"{values} FROM ({rows(files, scope, steps, metrics)}) GROUP BY vm, step ORDER BY vm, step"
     )
 
@@ -100,13 +100,12 @@ def _windows(files: Files, condition: str, steps: Steps, metrics: Sequence[str])
         f"WHERE {_within('start_unix_ns', steps)} AND duration_ns > 0 AND {condition}"
         for origin, paths in files.segments.items()
     )
-    batch = ", ".join(BATCH)
     if len(files.segments) > 1:  # as `central.lake.replica_copies`: each day counts from the first origin in name
         key = ", ".join([*BATCH, _DATE])
         found = f"SELECT * FROM ({found}) QUALIFY origin = min(origin) OVER (PARTITION BY {key})"
     if files.counted:
         counted = " UNION ALL ".join(
-            f"SELECT {batch.replace('sequence', 'first, last')}, {(day.toordinal() - _EPOCH)} AS day FROM {_table(paths)}"
+            f"SELECT host, spool_id, first, last, {(day.toordinal() - _EPOCH)} AS day FROM {_table(paths)}"
             for day, paths in files.counted.items()
         )
         same = " AND ".join(f"counted.{name} = found.{name}" for name in BATCH[:2])

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -75,8 +76,8 @@ class Leaders:
 class FleetHistory:
     """Reads a lake with slots of `slot_ns`. Each question has `deadline_s`. Safe in threads.
 
-    Methods take `stop`: once it is set, the query ends (StoppedError). They raise SlowError at the deadline, LakeError if
-    a file is damaged or of another version, OSError if the lake cannot be read. Times are nanoseconds since 1970.
+    Methods take `stop`: once it is set, the query ends (StoppedError). They raise SlowError at the deadline, LakeError
+    if a file is damaged or of another version, OSError if the lake cannot be read. Times are nanoseconds since 1970.
     """
 
     def __init__(self, lake: Lake, times: SegmentTimes, slot_ns: int, deadline_s: float = _DEADLINE_S) -> None:
@@ -103,7 +104,7 @@ class FleetHistory:
         after: str = "",
         stop: threading.Event | None = None,
     ) -> Series:
-        """Return series of the first `limit` VMs of a scope after one in name. VMs that are named but absent are not."""
+        """Return series of the first `limit` VMs of a scope, in order, after one; only of those with windows."""
 
         def ask(cursor: duckdb.DuckDBPyConnection, files: Files) -> Series:
             if scope.vms:
@@ -204,7 +205,7 @@ def _lines(table: pa.Table, steps: Steps, metrics: Sequence[str]) -> Iterator[Vm
         for name in ("windows", *(f"{metric}_{value}" for metric in metrics for value in VALUES))
     }
     edges = [0, *(row for row in range(1, len(names)) if names[row] != names[row - 1]), len(names)]
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in pairwise(edges):
         place = np.asarray(at[first:last])
 
         def filled(name: str, absent: float, place: np.ndarray = place, first: int = first, last: int = last) -> Floats:

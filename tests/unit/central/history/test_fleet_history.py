@@ -1,5 +1,6 @@
 """History against plain numpy: slots and windows, replicas, migrations, gaps, days; pages; cancelled questions."""
 
+# ruff: noqa: S608 - SQL with paths of this test
 import threading
 import time
 from collections import defaultdict
@@ -32,8 +33,17 @@ def window(vm: str, at: int, sequence: int, **values: object) -> dict:
     host = values.pop("host", "h1")
     return {
         **{field.name: "x" if field.type == pa.string() else None for field in SAMPLES},
-        **{"host": host, "machine": host, "spool_id": "s", "sequence": sequence, "vm": vm, "job": f"job-{vm[0]}"},
-        **{"latency_sensitive": False, "start_unix_ns": at, "duration_ns": 10 * S, METRIC: 1.0, OTHER: 0.5},
+        "host": host,
+        "machine": host,
+        "spool_id": "s",
+        "sequence": sequence,
+        "vm": vm,
+        "job": f"job-{vm[0]}",
+        "latency_sensitive": False,
+        "start_unix_ns": at,
+        "duration_ns": 10 * S,
+        METRIC: 1.0,
+        OTHER: 0.5,
         **values,
     }
 
@@ -91,7 +101,13 @@ def random_rows(seed: int, since: int, until: int, vms: int = 3) -> list[dict]:
                 continue
             value = rng.choice([None, float("nan"), 1.0, 2.5, 7.25], p=[0.1, 0.1, 0.3, 0.3, 0.2])
             rows.append(
-                window(f"vm-{number}", at, len(rows), **{METRIC: value, OTHER: rng.random()}, duration_ns=int(rng.integers(1, 11)) * S)
+                window(
+                    f"vm-{number}",
+                    at,
+                    len(rows),
+                    **{METRIC: value, OTHER: rng.random()},
+                    duration_ns=int(rng.integers(1, 11)) * S,
+                )
             )
     return rows
 
@@ -169,12 +185,14 @@ def test_pages_of_a_jobs_vms_have_each_once(lake) -> None:
 
 
 def test_all_metrics_of_the_lake_can_be_asked(lake) -> None:
-    write(lake, [window("a", DAY, 1, **{name: 2 for name in METRICS})], 1)
+    write(lake, [window("a", DAY, 1, **dict.fromkeys(METRICS, 2))], 1)
     for is_from_slots in (False, True):
         roll_up(lake, *([DAY] if is_from_slots else []))
         steps = Steps(DAY, DAY + SLOT, SLOT, is_from_slots)
         [lines] = asked(lake, Scope(vms=("a",)), steps, *METRICS).vms
-        assert {name: values["mean"].tolist() for name, values in lines.values.items()} == dict.fromkeys(METRICS, [2.0])
+        assert {name: values["mean"].tolist() for name, values in lines.values.items()} == {
+            name: [2.0] for name in METRICS
+        }
 
 
 @pytest.mark.parametrize("is_rolled", [False, True])
@@ -230,7 +248,7 @@ def test_slots_lie_in_the_order_of_hosts_and_vms_and_have_bloom_filters(lake) ->
     rows = random_rows(3, DAY, DAY + 900 * S, vms=5)
     write(lake, [dict(row, host=f"h{k % 3}", machine=f"h{k % 3}", sequence=k) for k, row in enumerate(rows)], 1)
     roll_up(lake, DAY)
-    [name] = HistoryPaths(lake)
+    [name] = slot_files(lake)
     with duckdb.connect() as connection:
         keys = connection.execute(f"SELECT machine, vm, slot_start_ns FROM read_parquet('{name}')").fetchall()
         blooms = connection.execute(
@@ -240,7 +258,7 @@ def test_slots_lie_in_the_order_of_hosts_and_vms_and_have_bloom_filters(lake) ->
     assert sorted({name for (name,) in blooms}) == ["job", "vm"]
 
 
-def HistoryPaths(lake: Lake) -> list[str]:
+def slot_files(lake: Lake) -> list[str]:
     manifest = SlotStore(lake, SLOT).manifest(date(2024, 10, 4))
     return [str(lake.objects.local(part.slots)) for part in manifest.parts]
 
