@@ -1,1 +1,1 @@
-"""The live trigger against the paper's rule (docs/studies/trigger.md)."""
+"""Questions about a fleet's history beside plain SQL (docs/history.md)."""

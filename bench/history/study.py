@@ -113,7 +113,11 @@ def build(lake: Lake, fleet: Fleet, since: int, until: int) -> None:
         step = 60 * S_NS if is_last else HOUR_NS
         began = time.perf_counter()
         for begin in range(hour, hour + HOUR_NS, step):
-            lake.write_pieces(lambda begin=begin: fleet.pieces(begin, begin + step), segment_stem("central-0", "0badcafe", next(number)))  # type: ignore[misc]
+            end = begin + step
+            lake.write_pieces(
+                lambda begin=begin, end=end: fleet.pieces(begin, end),
+                segment_stem("central-0", "0badcafe", next(number)),
+            )  # type: ignore[misc]
         took["windows"] += time.perf_counter() - began
         if not is_last:
             began = time.perf_counter()
@@ -134,7 +138,9 @@ def measured(name: str, questions: list[Callable[[], object]], bar_s: float) -> 
         question()
         times.append(time.perf_counter() - began)
     p50, p99 = np.quantile(times, [0.5, 0.99])
-    print(f"{name:44} p50 {p50 * 1e3:7.0f} ms  p99 {p99 * 1e3:7.0f} ms  ratio to the bar {p99 / bar_s:5.2f}", flush=True)
+    print(
+        f"{name:44} p50 {p50 * 1e3:7.0f} ms  p99 {p99 * 1e3:7.0f} ms  ratio to the bar {p99 / bar_s:5.2f}", flush=True
+    )
     return float(p99)
 
 
@@ -155,7 +161,9 @@ def main() -> None:
         options.folder.mkdir(parents=True)
         build(lake, fleet, since, until)
         stamp.write_text(json.dumps(shape))
-    size = {part: sum(f.stat().st_size for f in (options.folder / part).rglob("*.parquet")) for part in ("samples", "slots")}
+    size = {
+        part: sum(f.stat().st_size for f in (options.folder / part).rglob("*.parquet")) for part in ("samples", "slots")
+    }
     print(f"{options.folder}: windows {size['samples'] / 1e9:.2f} GB, slots {size['slots'] / 1e9:.2f} GB")
     times = SegmentTimes(lake)
     picked = np.random.default_rng(2)
@@ -166,7 +174,8 @@ def main() -> None:
     def vm(history: FleetHistory, name: str) -> object:
         steps = history.steps(until - DAY_NS, until, 300)
         found = history.series(Scope(vms=(name,)), metrics, steps, limit=1)
-        assert len(found.vms) == 1 and found.vms[0].values[metrics[0]]["count"].sum() * fleet.window_ns == DAY_NS
+        [lines] = found.vms
+        assert lines.values[metrics[0]]["count"].sum() * fleet.window_ns == DAY_NS
         return found
 
     def host(history: FleetHistory, name: str) -> object:
@@ -180,13 +189,25 @@ def main() -> None:
         assert len(found.vms) == min(20, len(fleet.vms))
         return found
 
-    asks = (("vm", vm, vms), ("host", host, hosts), ("top", top, list(itertools.islice(itertools.cycle(METRICS), options.times))))
+    asks = (
+        ("vm", vm, vms),
+        ("host", host, hosts),
+        ("top", top, list(itertools.islice(itertools.cycle(METRICS), options.times))),
+    )
     history = FleetHistory(lake, times, SLOT_NS)
     for kind, ask, names in asks:
-        measured(f"{kind}, cold", [lambda n=n, a=ask: a(FleetHistory(lake, times, SLOT_NS), n) for n in names[:_COLD]], _BARS_S[kind])  # type: ignore[misc]
+        measured(
+            f"{kind}, cold",
+            [lambda n=n, a=ask: a(FleetHistory(lake, times, SLOT_NS), n) for n in names[:_COLD]],
+            _BARS_S[kind],
+        )  # type: ignore[misc]
         ask(history, names[0])
         warm = measured(f"{kind}, warm", [lambda n=n, a=ask: a(history, n) for n in names], _BARS_S[kind])  # type: ignore[misc]
-        naive = measured(f"{kind}, plain SQL over all windows", [lambda n=n, k=kind: plain(options.folder, k, n, metrics, until) for n in names[:_NAIVE]], _BARS_S[kind])  # type: ignore[misc]
+        naive = measured(
+            f"{kind}, plain SQL over all windows",
+            [lambda n=n, k=kind: plain(options.folder, k, n, metrics, until) for n in names[:_NAIVE]],
+            _BARS_S[kind],
+        )  # type: ignore[misc]
         print(f"{kind}: {naive / warm:.0f} times as fast as plain SQL")
     end = time.monotonic() + options.loop_s
     while time.monotonic() < end:
@@ -200,11 +221,17 @@ def plain(folder: Path, kind: str, name: str, metrics: tuple[str, ...], until: i
         connection.execute("SET enable_progress_bar = false")
         rows = f"read_parquet('{folder}/samples/*/*.parquet')"
         if kind == "top":
-            query = f"SELECT vm, avg({name}) AS value FROM {rows} WHERE start_unix_ns >= {until - HOUR_NS} GROUP BY vm ORDER BY value DESC LIMIT 20"
+            query = (
+                f"SELECT vm, avg({name}) AS value FROM {rows} WHERE start_unix_ns >= {until - HOUR_NS} "  # noqa: S608 - names of this file
+                "GROUP BY vm ORDER BY value DESC LIMIT 20"
+            )
         else:
-            values = ", ".join(f"avg({m}), min({m}), max({m}), count({m})" for m in metrics)
+            values = ", ".join(f"avg({m}), min({m}), max({m}), count({m})" for m in metrics[: 5 if kind == "vm" else 1])
             key = "vm" if kind == "vm" else "machine"
-            query = f"SELECT vm, start_unix_ns // {SLOT_NS} AS step, {values} FROM {rows} WHERE {key} = '{name}' AND start_unix_ns >= {until - DAY_NS} GROUP BY ALL ORDER BY ALL"
+            query = (
+                f"SELECT vm, start_unix_ns // {SLOT_NS} AS step, {values} FROM {rows} "  # noqa: S608 - names of this file
+                f"WHERE {key} = '{name}' AND start_unix_ns >= {until - DAY_NS} GROUP BY ALL ORDER BY ALL"
+            )
         return connection.execute(query).fetchall()
 
 

@@ -92,7 +92,7 @@ class Fleet(Context):
 
 
 async def _unless_left(answer: Coroutine[Any, Any, Any], has_left: Callable[[], Awaitable[bool]] | None) -> Any:
-    """Return the answer; it is cancelled, and CANCELLED raised, if the client leaves meanwhile. gRPC cancels by itself."""
+    """Return the answer; CANCELLED if the client leaves meanwhile. gRPC cancels by itself."""
     if has_left is None:
         return await answer
     asked = asyncio.ensure_future(answer)

@@ -12,7 +12,6 @@ from central.lake.errors import LakeError, SlowError
 from central.lake.schema import SAMPLES
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import DAY_NS, Lake, segment_stem
-from central.lake.errors import SlowError
 from central.lake.vm_windows import VmWindows
 
 A, B = segment_stem("central-0", "0000000a", 1), segment_stem("central-1", "0000000b", 1)
