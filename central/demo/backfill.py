@@ -4,7 +4,7 @@ import math
 import queue
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import grpc
@@ -13,17 +13,16 @@ from central.demo.fleet import PLATFORM, SLOT_S, DemoFleet
 from collector.simulated.history import History, simulate_days
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import PROTOCOL_VERSION
+from whitepanda.common.window_columns import METRIC_COLUMNS
 from whitepanda.v1 import agent_pb2, agent_pb2_grpc
 
 DAYS = 3
 EVERY_S = 300.0
 _BATCH_ROWS = 2000
 _SPOOL_ID = "demo-past"
-#: Of `History` and of a batch alike.
-_COLUMNS = (
-    *("start_unix_ns", "cpi", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio"),
-    *("disk_bytes_per_s", "network_bytes_per_s"),
-)
+#: Of `History` and of a batch alike, and those of it that are metrics.
+_COLUMNS = ("start_unix_ns", "cpi", "cpu_usage_cores")
+_METRICS = tuple(column for column in METRIC_COLUMNS if column.name in {one.name for one in fields(History)})
 _SILENCE_S = 20.0  # the longest wait for an acknowledgement, plus a second per batch
 
 
@@ -69,8 +68,12 @@ def _batches(tasks: list[agent_pb2.Task], history: History, first_sequence: int)
             sequence=first_sequence + number,
             tasks=tasks,
             task_index=index,
-            duration_ns=[history.window_ns] * len(index),
+            duration_ns=[history.window_ns],
             backlog=True,
+            metrics=agent_pb2.MetricColumns(
+                numbers=[column.number for column in _METRICS],
+                values=[value for column in _METRICS for value in getattr(history, column.name)[rows]],
+            ),
             **{name: getattr(history, name)[rows] for name in _COLUMNS},
         )
 

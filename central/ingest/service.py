@@ -238,26 +238,29 @@ class Ingest:
                 if flow.stream.close_code is grpc.StatusCode.UNAUTHENTICATED:
                     # Revoked. A client that does not read what was queued keeps the sender from ending the stream.
                     raise RefusedError(flow.stream.close_code, flow.stream.close_reason)
-                if is_next(raw):
-                    raw = self._handshake.whole(raw, flow.head, flow.stream.host)
-                if flow.layout is not None and (sequence := flow.layout.sequence_of(raw)):
-                    flow.head = flow.layout.head
-                    self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
-                    self._intake.take_quick(flow, flow.layout, sequence, raw)
-                    continue
-                read = await self._read_large(flow, raw) if len(raw) > LARGE else None
-                began_s = time.perf_counter()
-                if read is None:
-                    read = self._take(flow, raw)
-                else:
-                    self._charge(flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks)
-                    self._intake.take_read(flow, read, len(raw))
-                if read is not None:
-                    flow.head = head_of(raw)
-                peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
+                await self._take_message(flow, raw)
         except OverQuotaError as error:
             await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
             raise self._handshake.refuse(error.reason, str(error), host=flow.stream.host) from None
+
+    async def _take_message(self, flow: Flow, raw: bytes) -> None:
+        if is_next(raw):
+            raw = self._handshake.whole(raw, flow.head, flow.stream.host)
+        if flow.layout is not None and (sequence := flow.layout.sequence_of(raw)):
+            flow.head = flow.layout.head
+            self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
+            self._intake.take_quick(flow, flow.layout, sequence, raw)
+            return
+        read = await self._read_large(flow, raw) if len(raw) > LARGE else None
+        began_s = time.perf_counter()
+        if read is None:
+            read = self._take(flow, raw)
+        else:
+            self._charge(flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks)
+            self._intake.take_read(flow, read, len(raw))
+        if read is not None:
+            flow.head = head_of(raw)
+        flow.peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
 
     async def _read_large(self, flow: Flow, raw: bytes) -> ReadBatch | None:
         """Return the batch of a large message; None if it is another message, with a bounded number of jobs."""

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -28,18 +30,18 @@ from central.runtimes.lake_rows import BUSY_CORES
 _S_NS = 10**9
 _DAY_NS = 86_400 * _S_NS
 _MEMORY_MIB = 512
-_STALL, _IO_WAIT = "memory_stall_ratio", "io_wait_ratio"
-# Resource, the column of its rate, and the setting with a host's capacity.
+_STALL, _IO_WAIT = "memory_stall_ratio", "pressure_io_some_ratio"
+# Resource, the columns whose sum is its rate, and the setting with a host's capacity.
 _RATES = (
-    ("memory", "memory_bandwidth_bytes_per_s", "memory_bytes_per_s"),
-    ("disk", "disk_bytes_per_s", "disk_bytes_per_s"),
-    ("network", "network_bytes_per_s", "network_bytes_per_s"),
+    ("memory", ("memory_bandwidth_bytes_per_s",), "memory_bytes_per_s"),
+    ("disk", ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), "disk_bytes_per_s"),
+    ("network", ("network_receive_bytes_per_s", "network_transmit_bytes_per_s"), "network_bytes_per_s"),
 )
 # Why there is no measured share, or rate.
 _WHY = {
     "memory": "no window has memory_bandwidth_bytes_per_s, which needs the agents' source resctrl or pqos",
-    "disk": "no window has disk_bytes_per_s, which needs the agents' source libvirt or qemu",
-    "network": "no window has network_bytes_per_s, which needs the agents' source libvirt, qemu or ovs",
+    "disk": "no window has the rates of its disks, which needs the agents' source libvirt or qemu",
+    "network": "no window has the rates of its network, which needs the agents' source libvirt, qemu or ovs",
     "memory_stall": f"no window has {_STALL}, which needs the agents' source perf and a CPU with the event",
     "disk_wait": f"no window has {_IO_WAIT}, which needs the agents' source cgroup and a kernel with PSI",
     "network_wait": "no agent measures it",
@@ -167,9 +169,9 @@ def _resources(config: PlacementSection, rows: dict[str, list[Any]]) -> tuple[li
     )
     used: list[_Resource] = [("cpu", cpu, config.cpu_cores)]
     unmeasured = dict[str, str]()
-    for (name, column, key), (wait, shares, units) in zip(_RATES, waits, strict=True):
+    for (name, _, key), (wait, shares, units) in zip(_RATES, waits, strict=True):
         if capacity := getattr(config, key):
-            rates = np.array(rows[column], dtype=np.float64) / capacity
+            rates = np.array(rows[name], dtype=np.float64) / capacity
             used.append((name, rates, 1.0))
             if not np.isfinite(rates).any():
                 unmeasured[name] = f"{_WHY[name]}; unset placement.{key} to use measured waits"
@@ -200,12 +202,12 @@ def _read(lake: Lake, since: int, until: int) -> dict[str, list[Any]]:
     with lake.objects.session(), answering(_MEMORY_MIB) as connection:
         table = lake.samples(connection, days)
         found = table.filter(table.start_unix_ns >= since, table.start_unix_ns < until)
-        means = {column: found[column].mean() for _, column, _ in _RATES}
+        means = {name: reduce(add, (found[one] for one in columns)).mean() for name, columns, _ in _RATES}
         means |= {column: found[column].mean() for column in ("cpu_usage_cores", _IO_WAIT)}
         cores = found.cpu_usage_cores
         means[_STALL] = (cores * found[_STALL]).sum() / cores.sum(where=found[_STALL].notnull()).nullif(0)
         sums = found.group_by(["machine", "vm", "job"]).aggregate(
             windows=found.count(), last=(found.start_unix_ns + found.duration_ns).max(), **means
         )
-        columns: dict[str, list[Any]] = connection.to_pyarrow(sums).to_pydict()
-    return columns
+        rows: dict[str, list[Any]] = connection.to_pyarrow(sums).to_pydict()
+    return rows

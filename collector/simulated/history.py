@@ -8,10 +8,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from collector.simulated.meter import READ_SHARE, RECEIVE_SHARE
 from collector.simulated.model import Host, Vm
 from collector.simulated.scenario import Scenario
 
 _S = 1_000_000_000
+_PROFILED_READ_SHARE = 0.4  # as `collector.simulated.engine` has it
 _MIB = 1 << 20
 
 
@@ -29,8 +31,10 @@ class History:
     instructions: list[int] = field(default_factory=list)
     running_ratio: list[float] = field(default_factory=list)
     run_queue_wait_ratio: list[float] = field(default_factory=list)  # per wall time and vCPU
-    disk_bytes_per_s: list[float] = field(default_factory=list)
-    network_bytes_per_s: list[float] = field(default_factory=list)
+    disk_read_bytes_per_s: list[float] = field(default_factory=list)
+    disk_write_bytes_per_s: list[float] = field(default_factory=list)
+    network_receive_bytes_per_s: list[float] = field(default_factory=list)
+    network_transmit_bytes_per_s: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.vm_index)
@@ -99,7 +103,11 @@ def _append(host: Host, history: History, steps: Iterable[tuple[Vm, ...]], unix_
         history.running_ratio.append(spec.multiplexing_ratio)
         history.run_queue_wait_ratio.append(wait[vm] / count / spec.vcpus)
         disk, network = cores * spec.disk_mib_per_s_per_core * _MIB, cores * spec.network_mib_per_s_per_core * _MIB
+        share = READ_SHARE
         if vm.step is not None:
+            share = _PROFILED_READ_SHARE
             disk, network = vm.step.disk_bytes_per_s, vm.step.network_bytes_per_s
-        history.disk_bytes_per_s.append(disk)
-        history.network_bytes_per_s.append(network)
+        history.disk_read_bytes_per_s.append(disk * share)
+        history.disk_write_bytes_per_s.append(disk * (1 - share))
+        history.network_receive_bytes_per_s.append(network * RECEIVE_SHARE)
+        history.network_transmit_bytes_per_s.append(network * (1 - RECEIVE_SHARE))

@@ -20,8 +20,8 @@ from collector.simulated.model import Vm
 
 _MIB = 1 << 20
 _GUEST_SHARE = 0.98  # of a vCPU thread's CPU time; the rest is the hypervisor's work for it
-_READ_SHARE = 0.6  # of disk traffic
-_RECEIVE_SHARE = 0.5  # of network traffic
+READ_SHARE = 0.6  # of disk traffic
+RECEIVE_SHARE = 0.5  # of network traffic
 _DISK_OP_BYTES = 16 * 1024
 _PACKET_BYTES = 1000
 _IMBALANCE = 0.3  # how unevenly a VM's load lies on its vCPUs, see Meter
@@ -116,8 +116,8 @@ class Meter(VmMeter):
             threads[tid] = ThreadCounters(int(thread_ns * _GUEST_SHARE), int(thread_ns), wait_ns, self._start_ticks)
             if spec.pmu:
                 perf[tid] = (self._perf_group(thread_ns, offset),)
-        read, write = int(self._disk_bytes * _READ_SHARE), int(self._disk_bytes * (1 - _READ_SHARE))
-        receive, transmit = (int(self._network_bytes * share) for share in (_RECEIVE_SHARE, 1 - _RECEIVE_SHARE))
+        read, write = int(self._disk_bytes * READ_SHARE), int(self._disk_bytes * (1 - READ_SHARE))
+        receive, transmit = (int(self._network_bytes * share) for share in (RECEIVE_SHARE, 1 - RECEIVE_SHARE))
         packets = (receive // _PACKET_BYTES, transmit // _PACKET_BYTES)
         moved = int(self._cpu_ns * len(threads) * self._misses_per_ns) * _LINE_BYTES
         return VmSample(

@@ -299,6 +299,7 @@ async def attack(folder: Path, messages: int) -> None:
     assert set(answers) <= ANSWERS, answers
     assert seen.refused == expected.streams
     assert stats.rejected_rows == expected.rows
+    assert stats.rejected_values == expected.values
     assert stats.rejected_batches == expected.batches
     assert stats.rejected_events == expected.reports
     assert stats.accepted_events == expected.accepted_events

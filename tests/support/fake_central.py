@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from central.pki import issue, make_ca
+from central.validation.batch_heads import Head, head_of, is_next, whole
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
 from whitepanda.common.tls import TlsFiles, server_credentials
 from whitepanda.v1 import agent_pb2
@@ -36,6 +37,8 @@ class Stream:
         self.context = context
         self.number = number
         self.hello: agent_pb2.Hello | None = None
+        self.head: Head | None = None  # of the last batch
+        self.kinds: list[str] = []  # of messages, in order
         self.batches: list[agent_pb2.CpiBatch] = []
         self.heartbeats: list[agent_pb2.Heartbeat] = []
 
@@ -47,6 +50,11 @@ class Stream:
         raw = await self.context.read()
         if raw is grpc.aio.EOF:
             return None
+        self.kinds.append(agent_pb2.AgentMessage.FromString(raw).WhichOneof("body") or "")
+        if is_next(raw):
+            assert self.head is not None
+            raw = whole(raw, self.head) or b""
+        self.head = head_of(raw) or self.head
         message = agent_pb2.AgentMessage.FromString(raw)
         kind = message.WhichOneof("body")
         if kind == "hello":

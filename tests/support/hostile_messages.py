@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tests.support import hostile_reports as reports
+from tests.support.metric_columns import batch_of
 from whitepanda.v1 import agent_pb2
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -24,6 +25,7 @@ class Expected:
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()  # of messages
         self.rows: Counter[str] = Counter()
+        self.values: Counter[str] = Counter()
         self.batches: Counter[str] = Counter()
         self.reports: Counter[str] = Counter()  # events and reports of contention
         self.streams: Counter[str] = Counter()
@@ -38,7 +40,7 @@ class Fuzzer:
         self.random, self.expected, self.sequence, self.host = random.Random(seed), expected, 0, host
         self.spool = f"spool-of-{host}"
         self.kinds: list[Callable[[], tuple[bytes, bool]]] = [
-            self.good, self.good, self.good, self.bad_rows, self.bad_rows, self.bad_rows, self.bad_batch,
+            self.good, self.good, self.good, self.bad_rows, self.bad_rows, self.bad_values, self.bad_batch,
             self.bad_batch, self.duplicate, self.unnumbered, self.noise, self.damaged, self.wrong_type,
             self.other_type, self.heartbeat, self.good_reports, self.bad_events, self.bad_triggers, self.second_hello,
         ]  # fmt: skip
@@ -52,7 +54,7 @@ class Fuzzer:
 
     def batch(self, rows: int = ROWS) -> agent_pb2.CpiBatch:
         self.sequence += 1
-        return agent_pb2.CpiBatch(
+        return batch_of(
             spool_id=self.spool,
             sequence=self.sequence,
             tasks=[agent_pb2.Task(vm=f"vm-{row}", job=f"job-{row}") for row in range(min(ROWS, rows))],
@@ -82,12 +84,6 @@ class Fuzzer:
                 ("bad_time", "duration_ns", 0),
                 ("bad_cpu_usage", "cpu_usage_cores", math.nan),
                 ("bad_cpu_usage", "cpu_usage_cores", math.inf),
-                ("bad_cpi", "cpi", -math.inf),
-                ("bad_cpi", "cpi", 0.0),
-                ("absurd_cpi", "cpi", 1e300),
-                ("bad_counter", "cycles", 2**63),
-                ("absurd_counter", "cycles", 2**63 - 1),
-                ("absurd_cpi", "cpi", 0.1),
                 ("bad_time", "duration_ns", 86_400 * 10**9),
             ]
         )
@@ -97,11 +93,30 @@ class Fuzzer:
         self.expected.rows[reason] += len(rows)
         return self.take(batch, lost=len(rows))
 
+    def bad_values(self) -> tuple[bytes, bool]:
+        batch = self.batch()
+        reason, name, value = self.random.choice(
+            [
+                ("bad_cpi", "cpi", -math.inf),
+                ("bad_cpi", "cpi", 0.0),
+                ("absurd_cpi", "cpi", 1e300),
+                ("absurd_cpi", "cpi", 0.1),
+                ("absurd_counter", "metrics", 2e12),
+                ("absurd_value", "metrics", -1.0),
+                ("absurd_value", "metrics", math.inf),
+            ]
+        )
+        rows = self.random.sample(range(ROWS), self.random.randint(1, ROWS))
+        for row in rows:
+            (batch.cpi if name == "cpi" else batch.metrics.values)[row] = value
+        self.expected.values[reason] += len(rows)
+        return self.take(batch)
+
     def bad_batch(self) -> tuple[bytes, bool]:
         batch = self.batch()
         reason = self.random.choice(["column_length", "task_index", "foreign_machine", "too_many_rows"])
         if reason == "column_length":
-            batch.running_ratio.append(1.0)
+            batch.metrics.values.append(1.0)
         elif reason == "task_index":
             batch.task_index[0] = self.random.randint(ROWS, 2**32 - 1)
         elif reason == "foreign_machine":

@@ -189,12 +189,12 @@ class PageCentral:
                 "cycles": pa.array((usage * 2e9 * size.window_s).astype(np.int64)),
                 "instructions": pa.array((usage * 2e9 * size.window_s / now_cpi).astype(np.int64)),
                 "memory_stall_ratio": pa.array(np.clip(0.2 * noise, 0, 1)),
-                "io_wait_ratio": pa.array(np.clip(0.02 * noise, 0, 1)),
                 "slow_down_ratio": pa.array(noise * (1 + 0.6 * suffers * late), mask=~is_sensitive),
                 "llc_occupancy_bytes": pa.array(cores * 6e6 * noise * (1 - 0.4 * suffers * late)),
                 "memory_bandwidth_bytes_per_s": pa.array(usage * 1.4e9 * (1 + 0.8 * ~is_sensitive * late)),
                 "memory_charged_bytes": pa.array(np.full(len(vms), 4.0 * 2**30)),
                 "pressure_cpu_some_ratio": pa.array(np.clip(0.02 * noise + 0.1 * suffers * late, 0, 1)),
+                "pressure_io_some_ratio": pa.array(np.clip(0.02 * noise, 0, 1)),
             }
             arrays = [columns.get(f.name, pa.nulls(len(vms), f.type)).cast(f.type, safe=False) for f in SAMPLES]
             table = pa.Table.from_arrays(arrays, schema=SAMPLES)

@@ -12,6 +12,7 @@ import grpc
 from bench.hostile.host import GREETING
 from central.config import CentralConfig, CentralSection, IngestSection, QuotaSection
 from central.daemon import Central
+from tests.support.metric_columns import batch_of
 from tests.support.waiting import until
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import TlsFiles, channel_credentials
@@ -64,7 +65,7 @@ class Peer:
             "cpi": [1.0] * rows,
             "cpu_usage_cores": [1.0] * rows,
         }
-        batch = agent_pb2.CpiBatch(**{**body, **fields})
+        batch = batch_of(**{**body, **fields})
         await self.send(agent_pb2.AgentMessage(batch=batch))
         return batch.ByteSize()
 

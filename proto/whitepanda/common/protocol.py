@@ -13,9 +13,6 @@ MIN_PROTOCOL_VERSION = 1
 #: errors do not have it.
 ERROR_FIELD = "whitepanda-field"
 
-#: A counter of one row that is not known, in columns of unsigned integers (doubles have NaN for it).
-UNKNOWN_COUNT = 2**64 - 1
-
 #: What a sender keeps to before (or without) a Welcome that says otherwise.
 MAX_BATCH_ROWS = 10_000
 MAX_MESSAGE_BYTES = 4 << 20

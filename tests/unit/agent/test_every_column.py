@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from agent.antagonists.decide_victims import Decisions
-from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection, JobRule
+from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection, JobRule, WindowsSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
 from agent.recording.replay import RecordedRows
@@ -19,18 +19,19 @@ from agent.sampling.source_threads import Slots
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report
 from agent.uplink.disk_queue import Spool
+from agent.uplink.outgoing import Outgoing
 from collector.base import Reason, SourceSample
 from collector.cgroup.source import CgroupSource
 from collector.inventory.inventory import Inventory
 from collector.procfs.source import ProcfsSource
 from collector.registry import SOURCES
 from collector.simulated.source import SimulatedSource
+from tests.support.metric_columns import NAMES, metric_columns, metrics_of
 from tests.support.waiting import wait_until
 from tests.unit.agent.agent_fakes import FakeClock, S
 from tests.unit.agent.antagonists import test_host_analysis as made_up
 from tests.unit.collector.cgroup.test_cgroups import SCOPE, Groups
 from tests.unit.collector.conftest import HostTree
-from whitepanda.common.protocol import UNKNOWN_COUNT
 from whitepanda.v1 import agent_pb2
 
 RECORDING = Path(__file__).parents[2] / "fixtures" / "recordings" / "three_vms.jsonl"
@@ -55,7 +56,10 @@ load_ratio = { ratio = 0.1, points = [[30, 0.95]] }
 switches = [[30, "cache-memory-3"]]
 """
 #: Columns that no agent fills, and who does.
-NOT_OURS = {"tasks.platform": "importers of other machines' rows, such as the demonstration's past"}
+NOT_OURS = {
+    "tasks.platform": "importers of other machines' rows, such as the demonstration's past",
+    "numa_remote_memory_ratio": "agents of hosts with several NUMA nodes",
+}
 
 
 def columns(descriptor: Descriptor = agent_pb2.CpiBatch.DESCRIPTOR) -> set[str]:
@@ -64,6 +68,8 @@ def columns(descriptor: Descriptor = agent_pb2.CpiBatch.DESCRIPTOR) -> set[str]:
     for field in descriptor.fields:
         if field.name == "tasks":
             found |= {f"tasks.{each.name}" for each in field.message_type.fields}
+        elif field.name == "metrics":
+            found |= NAMES
         else:
             found.add(field.name)
     return found
@@ -75,7 +81,9 @@ def filled(batch: agent_pb2.CpiBatch) -> set[str]:
     for field, values in batch.ListFields():
         if field.name == "tasks":
             continue
-        if not field.is_repeated or any(is_known(field, value) for value in values):
+        if field.name == "metrics":
+            known |= {name for name, some in metrics_of(batch).items() if not all(map(math.isnan, some))}
+        elif not field.is_repeated or any(is_known(field, value) for value in values):
             known.add(field.name)
     return known
 
@@ -83,7 +91,7 @@ def filled(batch: agent_pb2.CpiBatch) -> set[str]:
 def is_known(field: FieldDescriptor, value: Any) -> bool:
     if field.type == field.TYPE_DOUBLE:
         return not math.isnan(value)
-    return field.type != field.TYPE_FIXED64 or value != UNKNOWN_COUNT
+    return True
 
 
 def pipeline_of(config: AgentConfig, sources: set[str]) -> tuple[Pipeline, dict[str, Reason | None]]:
@@ -109,7 +117,7 @@ def simulated(folder: Path) -> tuple[list[CpiWindow], list[Report]]:
         windows += pipeline.process(Inputs(clock.mono, [source.sample()], troubles))
         cloud_white.tick(pipeline.table, pipeline.host_rates, clock.mono, clock.unix)
         decisions.tick(pipeline.table, clock.mono, clock.unix)
-    return windows, list(decisions.events.take())
+    return decisions.with_verdicts(windows), list(decisions.events.take())
 
 
 def in_control_groups(folder: Path) -> list[CpiWindow]:
@@ -156,6 +164,7 @@ def sent(folder: Path) -> Iterator[agent_pb2.CpiBatch]:
     windows, events = simulated(folder)
     windows += in_control_groups(folder)
     spool = Spool(folder / "spool.db", max_bytes=1 << 24, boot_id="b")
+    windows = Outgoing(WindowsSection()).prepare(windows)
     spool.append(windows, events=[*events, *contention(folder)])
     spool.begin_stream()
     for queued in spool.fetch(100):
@@ -175,5 +184,6 @@ def test_every_column_of_the_protocol_is_filled_by_some_source(batches) -> None:
 
 
 def test_that_notices_a_column_in_which_nothing_is_known() -> None:
-    lacking = agent_pb2.CpiBatch(sequence=1, cpi=[math.nan], cycles=[UNKNOWN_COUNT], tasks=[{"vm": "u"}])
-    assert filled(lacking) == {"sequence", "tasks.vm"}
+    lacking = agent_pb2.CpiBatch(sequence=1, cpi=[math.nan], task_index=[0], tasks=[{"vm": "u"}])
+    lacking.metrics.CopyFrom(metric_columns(cycles=[math.nan]))
+    assert filled(lacking) == {"sequence", "task_index", "tasks.vm"}

@@ -23,6 +23,7 @@ from central.ingest.large_messages import LARGE, Answer, LargeMessages, read
 from central.ingest.peers import Peer, Peers
 from central.validation.reader import read_batch
 from central.validation.rows import Limits, Sender
+from tests.support.metric_columns import batch_of
 from whitepanda.v1 import agent_pb2
 
 NOW = time.time_ns()
@@ -57,7 +58,7 @@ def batch(rows: int = 3000, **columns) -> agent_pb2.CpiBatch:
             agent_pb2.VmEvent(),
         ],
     }
-    return agent_pb2.CpiBatch(**{**whole, **columns})
+    return batch_of(**{**whole, **columns})
 
 
 def raw_of(made: agent_pb2.CpiBatch) -> bytes:

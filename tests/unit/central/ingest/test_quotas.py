@@ -13,6 +13,7 @@ from agent.uplink.messages import recommendation_message
 from central.config import IngestSection, QuotaSection
 from central.ingest.quotas import OverQuotaError, Quotas
 from central.validation.triggers import TriggerRow
+from whitepanda.common.window_columns import METRIC_COLUMNS
 from whitepanda.v1 import agent_pb2
 
 DAY_S = 86_400
@@ -230,16 +231,7 @@ def windows(count: int) -> list[CpiWindow]:
             duration_ns=WINDOW_S * 10**9,
             cpi=rng.random(),
             cpu_usage_cores=rng.random(),
-            cycles=rng.randrange(2**40),
-            instructions=rng.randrange(2**40),
-            running_ratio=1.0,
-            run_queue_wait_ratio=rng.random(),
-            disk_bytes_per_s=rng.random(),
-            network_bytes_per_s=rng.random(),
-            llc_occupancy_bytes=rng.random(),
-            memory_bandwidth_bytes_per_s=rng.random(),
-            memory_stall_ratio=rng.random(),
-            io_wait_ratio=rng.random(),
+            metrics={column.name: rng.random() for column in METRIC_COLUMNS},
         )
         for number in range(count)
     ]

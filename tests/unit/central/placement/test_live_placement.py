@@ -20,6 +20,7 @@ from central.lake.segments import Lake, segment_stem
 from central.own_threads import SharedAnswer
 from central.placement.live import LiveFleet
 from central.validation.samples import StoredBatch, samples_tables
+from collector.base import Reason
 from tests.unit.central.web.test_http_api import get, local, served  # noqa: F401 - fixtures
 from whitepanda.common import fleets
 from whitepanda.common.errors import InputError
@@ -45,7 +46,8 @@ def window(host, vm, job, cpu, disk=None, *, ago_s=20, sequence=1):
         "start_unix_ns": NOW - ago_s * S,
         "duration_ns": 10 * S,
         "cpu_usage_cores": cpu,
-        "disk_bytes_per_s": disk,
+        "disk_read_bytes_per_s": disk if disk is None else disk / 4,
+        "disk_write_bytes_per_s": disk if disk is None else disk * 3 / 4,
     }
 
 
@@ -114,19 +116,19 @@ def sent(host, *windows):
     return StoredBatch(host, "p", batch.spool_id, 1, batch.SerializeToString())
 
 
-def cpi_window(vm, job, cores, **waits):
+def cpi_window(vm, job, cores, **metrics):
     at = NOW - (20 + len(vm)) * S  # a longer name is another, earlier window of the VM with its first letters
-    return CpiWindow(vm[:2], "1", vm, job, False, at, 10 * S, cores, **waits)
+    return CpiWindow(vm[:2], "1", vm, job, False, at, 10 * S, cores, metrics=metrics)
 
 
 # h2 counts no stalls, and its kernel has no PSI.
 WAITED = [
     sent(
         "h1",
-        cpi_window("w1", "web", 1.0, memory_stall_ratio=0.5, io_wait_ratio=0.25),
-        cpi_window("w1+", "web", 3.0, memory_stall_ratio=0.1, io_wait_ratio=0.75),
-        cpi_window("w1++", "web", 2.0, memory_stall_ratio=None, io_wait_ratio=None),
-        cpi_window("i1", "idle", 0.0, io_wait_ratio=0.0),
+        cpi_window("w1", "web", 1.0, memory_stall_ratio=0.5, pressure_io_some_ratio=0.25),
+        cpi_window("w1+", "web", 3.0, memory_stall_ratio=0.1, pressure_io_some_ratio=0.75),
+        cpi_window("w1++", "web", 2.0, memory_stall_ratio=Reason.STALE),
+        cpi_window("i1", "idle", 0.0, pressure_io_some_ratio=0.0),
     ),
     sent("h2", cpi_window("w2", "web", 1.0)),
 ]
@@ -195,17 +197,17 @@ def test_the_bandwidth_of_an_agents_windows_is_the_share_of_what_the_host_can_do
 def test_windows_without_shares_leave_them_out(tmp_path):
     made = Lake(tmp_path / "old")
     table = next(samples_tables(WAITED, sys.maxsize))
-    for name in ("memory_stall_ratio", "io_wait_ratio"):
+    for name in ("memory_stall_ratio", "pressure_io_some_ratio"):
         at = table.schema.get_field_index(name)
-        table = table.set_column(at, SAMPLES.field(name), pa.nulls(len(table), pa.float64()))
+        table = table.set_column(at, SAMPLES.field(name), pa.nulls(len(table), pa.float32()))
     made.write_segment(table, segment_stem("central-0", "0badcafe", 1))
     found = live(made, PlacementSection()).snapshot()
     assert (found.resources, found.jobs["web"].loading.tolist()) == (("cpu",), [1.5])
     assert found.unmeasured == {
         "memory_stall": "no window has memory_stall_ratio, which needs the agents' source perf and a CPU with the "
         "event; set placement.memory_bytes_per_s to use rates",
-        "disk_wait": "no window has io_wait_ratio, which needs the agents' source cgroup and a kernel with PSI; "
-        "set placement.disk_bytes_per_s to use rates",
+        "disk_wait": "no window has pressure_io_some_ratio, which needs the agents' source cgroup and a kernel with "
+        "PSI; set placement.disk_bytes_per_s to use rates",
         "network_wait": "no agent measures it; set placement.network_bytes_per_s to use rates",
     }
 

@@ -9,15 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from central.lake.schema import SAMPLES
+from central.validation.metric_reasons import ReasonRow
 from central.validation.reader import ReadBatch, read_batch
-from central.validation.rows import BATCH_REASONS, ROW_REASONS, BatchError, Checked, Limits, Sender, check, is_name
+from central.validation.rows import (
+    BATCH_REASONS,
+    ROW_REASONS,
+    VALUE_REASONS,
+    BatchError,
+    Checked,
+    Limits,
+    Sender,
+    check,
+    is_name,
+)
 from central.validation.samples import StoredBatch, samples_tables
+from tests.support.metric_columns import NAMES, batch_of
+from whitepanda.common.window_columns import METRIC_COLUMNS
 from whitepanda.v1 import agent_pb2
 
 NOW = 1_790_000_000 * 10**9
 DAY = 86_400 * 10**9
 NAN, INF = math.nan, math.inf
-UNKNOWN = 2**64 - 1
 
 
 def a_batch(rows: int = 3, **columns) -> agent_pb2.CpiBatch:
@@ -31,7 +43,7 @@ def a_batch(rows: int = 3, **columns) -> agent_pb2.CpiBatch:
         "cpu_usage_cores": [0.5] * rows,
         "tasks": [agent_pb2.Task(vm=f"vm-{row}", job="job") for row in range(rows)],
     }
-    return agent_pb2.CpiBatch(**{**whole, **columns})
+    return batch_of(**{**whole, **columns})
 
 
 def samples_table(batches: list[StoredBatch]) -> pa.Table:
@@ -83,9 +95,15 @@ def test_a_good_batch_is_taken_whole() -> None:
             "4 jobs; ingest.max_host_jobs allows 3",
         ),
         (a_batch(cpi=[1.0]), "column_length", "column cpi has 1 values, task_index has 3"),
-        (a_batch(cpi_reason=[1] * 4), "column_length", "column cpi_reason has 4 values, task_index has 3"),
+        (a_batch(start_unix_ns=[NOW] * 2), "column_length", "column start_unix_ns has 2 values, task_index has 3"),
+        (a_batch(duration_ns=[]), "column_length", "column duration_ns has 0 values, task_index has 3"),
         (a_batch(cpu_usage_cores=[]), "column_length", "column cpu_usage_cores has 0 values, task_index has 3"),
-        (a_batch(running_ratio=[1.0] * 2), "column_length", "column running_ratio has 2 values"),
+        (a_batch(running_ratio=[1.0] * 2), "column_length", "column metrics has 2 values, task_index has 3"),
+        (
+            a_batch(metrics=agent_pb2.MetricColumns(numbers=[5, 5], values=[1.0] * 6)),
+            "column_length",
+            "metrics have 2 columns of 1 metrics",
+        ),
         (a_batch(task_index=[0, 1, 3]), "task_index", "task_index 3 points beyond the batch's 3 tasks"),
         (a_batch(task_index=[0, 1, 2**32 - 1]), "task_index", "task_index 4294967295 points beyond"),
         (
@@ -115,11 +133,6 @@ def test_an_importer_may_name_more_jobs() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"cpi": [1.0, 0.0, 1.0]}, "bad_cpi"),
-        ({"cpi": [1.0, -1.0, 1.0]}, "bad_cpi"),
-        ({"cpi": [1.0, INF, 1.0]}, "bad_cpi"),
-        ({"cpi": [1.0, -INF, 1.0]}, "bad_cpi"),
-        ({"cpi": [1.0, 105.0, 1.0]}, "absurd_cpi"),
         ({"cpu_usage_cores": [1.0, NAN, 1.0]}, "bad_cpu_usage"),
         ({"cpu_usage_cores": [1.0, -0.1, 1.0]}, "bad_cpu_usage"),
         ({"cpu_usage_cores": [1.0, 4097.0, 1.0]}, "bad_cpu_usage"),
@@ -132,12 +145,6 @@ def test_an_importer_may_name_more_jobs() -> None:
         ({"start_unix_ns": [NOW, NOW + 3600 * 10**9 + 1, NOW + 3600 * 10**9]}, "future_time"),
         ({"start_unix_ns": [NOW, 0, NOW]}, "old_time"),
         ({"start_unix_ns": [NOW, NOW - 31 * DAY - 1, NOW - 31 * DAY]}, "old_time"),
-        ({"cycles": [1, 2**63, UNKNOWN]}, "bad_counter"),
-        ({"instructions": [1, UNKNOWN - 1, UNKNOWN]}, "bad_counter"),
-        ({"cycles": [10**11, 4097 * 10**11 + 10**9, UNKNOWN]}, "absurd_counter"),
-        ({"cycles": [1, 2**63 - 1, UNKNOWN]}, "absurd_counter"),
-        ({"instructions": [8 * 10**11, 8 * 4097 * 10**11 + 10**9, UNKNOWN]}, "absurd_counter"),
-        ({"cycles": [10**9] * 3, "instructions": [8 * 10**9, 9 * 10**9, 8 * 10**9]}, "absurd_counter"),
         ({"tasks": [agent_pb2.Task(vm=v, job="j") for v in ("a", "", "c")]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "", "c")]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "x" * 513, "c")]}, "bad_task"),
@@ -164,21 +171,76 @@ def test_a_bad_row_is_counted_under_its_reason_and_the_rest_goes_through(columns
 HOUR = 3600 * 10**9
 
 
+def test_a_host_watches_no_longer_than_two_hours() -> None:
+    batch = a_batch(duration_ns=[2 * HOUR, 2 * HOUR + 1, 1])
+    assert (checked(batch).rejected_rows, checked(batch).kept.tolist()) == ({"bad_time": 1}, [True, False, True])
+    assert checked(batch, is_importer=True).rejected_rows == {}
+
+
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"cycles": [15 * 10**10, 15 * 10**10 + 1, UNKNOWN]}, "absurd_counter"),  # 10 s of 0.5 + 1 vCPUs, 10 GHz
-        ({"cpu_usage_cores": [9.0] * 3, "cycles": [10**12, 10**12 + 1, 1]}, "absurd_counter"),
-        ({"instructions": [12 * 10**11, 12 * 10**11 + 1, UNKNOWN]}, "absurd_counter"),
-        ({"cycles": [UNKNOWN] * 3, "instructions": [1, 12 * 10**11 + 1, 1]}, "absurd_counter"),
-        ({"duration_ns": [2 * HOUR, 2 * HOUR + 1, 1]}, "bad_time"),
+        ({"cpi": [1.0, 0.0, 1.0]}, "bad_cpi"),
+        ({"cpi": [1.0, -1.0, 1.0]}, "bad_cpi"),
+        ({"cpi": [1.0, INF, 1.0]}, "bad_cpi"),
+        ({"cpi": [1.0, -INF, 1.0]}, "bad_cpi"),
+        ({"cpi": [1.0, 105.0, 1.0]}, "absurd_cpi"),
         ({"cpi": [0.125, 0.124, 1.0]}, "absurd_cpi"),
+        ({"cycles": [15e10, 15.1e10, NAN]}, "absurd_counter"),  # 10 s of 0.5 + 1 vCPUs, 10 GHz
+        ({"cpu_usage_cores": [9.0] * 3, "cycles": [1e12, 1.01e12, 1]}, "absurd_counter"),
+        ({"instructions": [12e11, 12.1e11, NAN]}, "absurd_counter"),
+        ({"cycles": [1e9, 1e9, NAN], "instructions": [8e9, 9e9, 12e11]}, "absurd_counter"),
+        ({"gips": [1.0, -0.1, NAN]}, "absurd_value"),
+        ({"gips": [1.0, INF, NAN]}, "absurd_value"),
+        ({"pressure_io_some_ratio": [1.0, 1.1, 0.0]}, "absurd_value"),
+        ({"memory_charged_bytes": [1e12, 1e16, 0.0], "verdict": [1, 2, 3]}, "absurd_value"),
     ],
 )
-def test_a_host_measures_what_can_be(columns, reason) -> None:
-    found = checked(a_batch(**columns))
-    assert (found.rejected_rows, found.kept.tolist()) == ({reason: 1}, [True, False, True])
-    assert checked(a_batch(**columns), is_importer=True).rejected_rows == {}  # in units of its own
+def test_an_absurd_value_is_not_known_and_the_rest_of_its_row_stays(columns, reason) -> None:
+    batch = a_batch(**columns)
+    name = next(name for name in reversed(columns) if name != "verdict")
+    found = _read(batch)
+    assert reason in VALUE_REASONS
+    expected = {reason: 2 if len(columns) == 2 and "instructions" in columns else 1}
+    assert (found.accepted_rows, found.rejected_rows, found.rejected_values) == (3, {}, expected)
+    table = samples_table([StoredBatch("h", "P", "s", 1, found.payload)])
+    values = [None if value != value else pytest.approx(value, rel=1e-6) for value in columns[name]]  # noqa: PLR0124
+    assert table[name].to_pylist() == [values[0], None, values[2]]
+    assert table["cpu_usage_cores"].to_pylist() == list(batch.cpu_usage_cores)
+
+
+def test_importers_measure_in_units_of_their_own() -> None:
+    batch = a_batch(cpi=[0.1, 0.124, 1.0], cycles=[15e10, 15.1e10, NAN])
+    assert checked(batch, is_importer=True).rejected_values == {}
+
+
+def test_a_metric_of_a_newer_agent_is_counted_and_costs_nothing_else() -> None:
+    batch = a_batch(metrics=agent_pb2.MetricColumns(numbers=[5, 9999], values=[1.0, 2.0, 3.0, -1.0, NAN, INF]))
+    found = _read(batch)
+    assert (found.accepted_rows, found.rejected_values) == (3, {"unknown_metric": 3})
+    assert (found.layout.numbers, found.layout.unknown_values) == ((5, 9999), 3)
+    assert samples_table([StoredBatch("h", "P", "s", 1, found.payload)])["gips"].to_pylist() == [1.0, 2.0, 3.0]
+
+
+def test_reasons_are_of_known_tasks_and_metrics() -> None:
+    batch = a_batch(start_unix_ns=[NOW, NOW - 5, NOW])
+    batch.reasons.add(task_index=1, reason=agent_pb2.REASON_NO_PMU, metrics=[1, 5, 9999])
+    batch.reasons.add(task_index=1, reason=0, metrics=[5])  # the last one counts
+    batch.reasons.add(task_index=3, reason=agent_pb2.REASON_IDLE, metrics=[1])
+    batch.reasons.add(task_index=0, reason=200, metrics=[1])
+    found = _read(batch)
+    assert found.metric_reasons == (
+        ReasonRow("h", "vm-1", 1, agent_pb2.REASON_NO_PMU, NOW - 5),
+        ReasonRow("h", "vm-1", 5, 0, NOW - 5),
+    )
+    assert (found.accepted_rows, found.rejected_reports) == (3, {"bad_reason": 2})
+    assert not agent_pb2.CpiBatch.FromString(found.payload).reasons
+
+
+def test_one_time_may_be_of_all_rows() -> None:
+    found = _read(a_batch(start_unix_ns=[NOW - 7], duration_ns=[10**9]))
+    table = samples_table([StoredBatch("h", "P", "s", 1, found.payload)])
+    assert (table["start_unix_ns"].to_pylist(), table["duration_ns"].to_pylist()) == ([NOW - 7] * 3, [10**9] * 3)
 
 
 def test_importers_send_windows_of_any_age() -> None:
@@ -191,7 +253,7 @@ def test_importers_send_windows_of_any_age() -> None:
 def test_an_unknown_value_is_no_fault() -> None:
     assert checked(a_batch(cpi=[NAN, 1.0, NAN])).rejected_rows == {}
     assert checked(a_batch(cpi=[])).accepted_rows == 3
-    assert checked(a_batch(cycles=[UNKNOWN] * 3, instructions=[])).accepted_rows == 3
+    assert checked(a_batch(cycles=[NAN] * 3, instructions=[])).rejected_values == {}
 
 
 def test_a_row_with_several_faults_is_counted_once() -> None:
@@ -208,10 +270,10 @@ def test_the_table_of_several_batches() -> None:
     first = a_batch(
         2,
         cpi=[NAN, 2.0],
-        cycles=[UNKNOWN, 7],
-        running_ratio=[-1.0, 0.5],
-        disk_bytes_per_s=[INF, 1e6],
-        memory_stall_ratio=[0.25, 1.1],
+        cycles=[NAN, 7],
+        running_ratio=[NAN, 0.5],
+        disk_read_bytes_per_s=[NAN, 1e6],
+        memory_stall_ratio=[0.25, NAN],
         backlog=True,
         tasks=[agent_pb2.Task(vm="a", epoch="1", job="x", latency_sensitive=True), agent_pb2.Task(vm="b", job="y")],
     )
@@ -222,7 +284,7 @@ def test_the_table_of_several_batches() -> None:
         cpu_usage_cores=[1.0, 2.0],
         llc_occupancy_bytes=[1.0, 2.0],
         memory_bandwidth_bytes_per_s=[1.0, 3e9],
-        io_wait_ratio=[0.0, 0.125],
+        pressure_io_some_ratio=[0.0, 0.125],
     )
     table = samples_table(
         [
@@ -246,22 +308,21 @@ def test_the_table_of_several_batches() -> None:
         "duration_ns": [10**10] * 3,
         "cpi": [None, 2.0, 1.5],
         "cpu_usage_cores": [0.5, 0.5, 2.0],
+        **dict.fromkeys(NAMES, [None] * 3),
         "cycles": [None, 7, None],
-        "instructions": [None] * 3,
         "running_ratio": [None, 0.5, None],
-        "run_queue_wait_ratio": [None] * 3,
-        "disk_bytes_per_s": [None, 1e6, None],
-        "network_bytes_per_s": [None] * 3,
+        "disk_read_bytes_per_s": [None, 1e6, None],
         "llc_occupancy_bytes": [None, None, 2.0],
         "memory_bandwidth_bytes_per_s": [None, None, 3e9],
         "memory_stall_ratio": [0.25, None, None],
-        "io_wait_ratio": [None, None, 0.125],
+        "pressure_io_some_ratio": [None, None, 0.125],
     }
     assert not list(samples_tables([], 1))
 
 
 doubles = st.floats(width=64) | st.sampled_from([NAN, INF, -INF, 0.0, -0.0, 1.0, 1e308, 5e-324, -1.0])
-counts = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**63 - 1, 2**63, UNKNOWN, NOW, NOW * 2])
+singles = st.floats(width=32) | st.sampled_from([NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0])
+counts = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**63 - 1, 2**63, 2**64 - 1, NOW, NOW * 2])
 texts = st.text(max_size=5) | st.sampled_from(["", "-1", "x" * 600, "\0", "a\x85b", "a\u00a0b"])
 
 
@@ -284,12 +345,25 @@ def any_batch(draw) -> agent_pb2.CpiBatch:
         duration_ns=column(counts),
         cpi=column(doubles),
         cpu_usage_cores=column(doubles),
-        cycles=column(counts),
-        running_ratio=column(doubles),
-        llc_occupancy_bytes=column(doubles),
-        memory_bandwidth_bytes_per_s=column(doubles),
+        metrics=agent_pb2.MetricColumns(
+            numbers=(numbers := draw(st.lists(st.integers(3, 40) | st.just(2**32 - 1), max_size=4))),
+            values=draw(
+                st.lists(singles, min_size=rows * len(numbers), max_size=rows * len(numbers))
+                | st.lists(singles, max_size=7)
+            ),
+        ),
+        reasons=draw(
+            st.lists(
+                st.builds(
+                    agent_pb2.MetricReason,
+                    task_index=st.integers(0, 4),
+                    reason=st.integers(0, 30),
+                    metrics=st.lists(st.integers(0, 40), max_size=3),
+                ),
+                max_size=2,
+            )
+        ),
         backlog=draw(st.booleans()),
-        io_wait_ratio=column(doubles),
     )
 
 
@@ -308,15 +382,24 @@ def _is_sound(batch: agent_pb2.CpiBatch) -> None:
     assert found.accepted_rows + sum(found.rejected_rows.values()) == found.rows == len(batch.task_index)
     assert set(found.rejected_rows) <= set(ROW_REASONS)
     assert 0 not in found.rejected_rows.values()
-    table = samples_table([StoredBatch("h", "P", "s", 1, batch.SerializeToString(), found.kept)])
+    assert set(found.rejected_values) <= set(VALUE_REASONS)
+    raw = agent_pb2.AgentMessage(batch=batch).SerializeToString()
+    read = read_batch(batch, raw, Sender("h", "P", is_importer=True, limits=Limits(), now_unix_ns=NOW))
+    assert (read.accepted_rows, read.rejected_values) == (found.accepted_rows, found.rejected_values)
+    (table,) = (
+        samples_tables([StoredBatch("h", "P", "s", 1, read.payload, found.kept)], 1 << 40)
+        if read.payload
+        else [SAMPLES.empty_table()]
+    )
     assert table.num_rows == found.accepted_rows
     assert table.schema.equals(SAMPLES)
     table.validate(full=True)
     for name in ("vm", "job", "epoch", "machine", "platform"):
         for text in table[name].to_pylist():
             assert is_name(text) or (text == "" and name == "epoch"), (name, text)
-    waits = table["io_wait_ratio"].drop_null().to_numpy()
-    assert ((waits >= 0) & (waits <= 1 + 1e-9)).all()
+    for column in METRIC_COLUMNS:
+        values = table[column.name].drop_null().to_numpy()
+        assert ((values >= 0) & (values <= np.float32(column.largest))).all()
     cpi = table["cpi"].drop_null().to_numpy()
     assert ((cpi > 0) & (cpi <= 100)).all()
     usage = table["cpu_usage_cores"].to_numpy()
@@ -376,12 +459,12 @@ def test_names_of_megabytes_are_not_stored(field, has_row) -> None:
 
 
 def test_what_is_stored_of_a_batch_has_none_of_its_refused_tasks_reports_and_unknown_fields() -> None:
-    batch = a_batch(2, cpi=[1.5, -1.0], events=[agent_pb2.VmEvent(reason="x" * 1000)])
+    batch = a_batch(2, cpu_usage_cores=[1.5, -1.0], events=[agent_pb2.VmEvent(reason="x" * 1000)])
     batch.tasks[0].MergeFromString(b"\xfa\x01\xe8\x07" + b"x" * 1000)
     batch.MergeFromString(b"\xfa\x7f\xe8\x07" + b"x" * 1000)  # fields of newer protocols
     batch.tasks[1].name = "y" * 250
     found = _read(batch)
-    assert found.rejected_rows == {"bad_cpi": 1}
+    assert found.rejected_rows == {"bad_cpu_usage": 1}
     assert len(found.payload) < 200
     assert found.tasks == (("vm-0", "job"), ("vm-1", "job")), "quotas count both"
     assert found.names == (("h", "vm-1", "y" * 250),)

@@ -323,7 +323,7 @@ def test_days_of_profiled_vms_are_windows_too() -> None:
     usage = [cores for cores, task in zip(history.cpu_usage_cores, history.vm_index, strict=True) if task == 0]
     assert np.mean(usage) == pytest.approx(2 * 2 * 0.3, rel=0.05)
     assert np.nanmean(history.cpi[::2]) == pytest.approx(1 / 1.4, rel=0.02)
-    assert min(history.network_bytes_per_s[::2]) > 0
+    assert min(history.network_receive_bytes_per_s[::2]) > 0
 
 
 def test_days_of_windows_of_one_step_are_those_of_as_many_steps() -> None:
