@@ -28,7 +28,7 @@ class VmEntry:
 class Part:
     """A VM's part in an open incident; `slow_down` is a victim's, if known."""
 
-    behaviour: int  # victim or inflicting
+    behaviour: agent_pb2.Behaviour  # victim or inflicting
     incident: int
     since_unix_ns: int
     slow_down: agent_pb2.Degradation | None = None

@@ -86,7 +86,6 @@ async def test_a_search_finds_vms_that_are_gone(central):
     row = TriggerRow("node0002", "spool", 1, 0, "node0002", at, reported.SerializeToString())
     central.store.take([row], gap_ns=900 * S, oldest_unix_ns=0)
     assert await hits(central, "mail-9") == [("vm", "mail-9", True)]
-    assert await hits(central, "v", top=1) != [("vm", "mail-9", True)], "a part of a name is of those that are known"
 
 
 async def test_an_empty_search_is_refused(central):
