@@ -250,7 +250,7 @@ RANKED = """async () => {
 async def test_victims_of_an_open_incident_come_first_the_slowest_now_before_others(central, browser):
     async with watched(browser, central.url) as seen:
         await seen.open("#/host/node0001")
-        assert await seen.page.evaluate(RANKED) == [["b", 0], ["a", 1], ["c", 2]]
+        assert await seen.page.evaluate(RANKED) == [["b", 0], ["a", 1], ["c", 2], ["old", 3]]
 
 
 async def test_a_plan_says_why_jobs_are_left_out(central, browser):

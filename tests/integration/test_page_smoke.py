@@ -1,5 +1,5 @@
-"""The fleet page in a real browser, once over: who suffers now and a host, nothing foreign asked for, nothing serious said
-by axe. The rest is in test_page_views.py."""
+"""The fleet page in a real browser, once over: who suffers now and a host, nothing foreign asked for, nothing serious
+said by axe. The rest is in test_page_views.py."""
 
 import os
 import signal

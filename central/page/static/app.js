@@ -85,10 +85,11 @@ function show(title, children) {
   const focused = document.activeElement?.id;
   const selection = document.activeElement?.selectionStart ?? null;
   const isOpen = new Set([...main.querySelectorAll("details[open][id]")].map((each) => each.id));
-  const typed = new Map([...main.querySelectorAll("form[data-keep] [id]")].map((each) => [each.id, each.value]));
+  const typed = new Map([...main.querySelectorAll("form[data-keep] [name]")]
+    .filter((each) => each.value !== (each.defaultValue ?? each.querySelector("option[selected]")?.value)).map((each) => [each.id, each.value]));
   main.replaceChildren(h("h1", { id: "view-title", tabindex: "-1" }, title), ...children.flat(Infinity).filter(Boolean));
   for (const each of main.querySelectorAll("details[id]")) each.open ||= isOpen.has(each.id);
-  for (const each of main.querySelectorAll("form[data-keep] [id]")) if (typed.has(each.id)) each.value = typed.get(each.id);
+  for (const each of main.querySelectorAll("form[data-keep] [name]")) if (typed.has(each.id)) each.value = typed.get(each.id);
   const again = focused && main.querySelector(`#${CSS.escape(focused)}`);
   if (again) {
     again.focus({ preventScroll: true });
