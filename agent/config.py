@@ -3,7 +3,7 @@
 import ipaddress
 import os
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -35,6 +35,7 @@ _FOLDERS = (
     "qemu.proxmox_config_dir",
     "ovs.run_dir",
 )
+_MAX_LABELS, _MAX_LABEL = 16, 64
 _MAX_SOCKET_BYTES = 107  # sun_path, less its end
 
 
@@ -182,6 +183,12 @@ class WindowsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: WindowClass = WindowClass()
 
 
+class HostSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What central is told of this host beside what can be read here."""
+
+    labels: dict[str, str] = {}  # such as {rack = "r12", zone = "eu-1"}: at most 16, names and texts of up to 64
+
+
 class MetricsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Metrics for Prometheus, at /metrics. Beyond this host only over mutual TLS."""
 
@@ -260,6 +267,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agent: AgentSection
     sources: Sources = Sources()
     windows: WindowsSection = WindowsSection()
+    host: HostSection = HostSection()
     uplink: UplinkSection = UplinkSection()
     analysis: AnalysisSection = AnalysisSection()
     cloud_white: CloudWhiteSection = CloudWhiteSection()
@@ -305,6 +313,7 @@ def _problems(config: AgentConfig, wrong: Container[str]) -> Iterator[str]:
     yield from _socket_problems("act.socket", config.act.socket)
     yield from _folder_problems("act.state_dir", config.act.state_dir)
     yield from _window_problems(config, wrong)
+    yield from _label_problems(config.host.labels)
     quiet_s, disturbed_s = cloud_white.baseline_quiet_s, cloud_white.baseline_disturbed_s
     if disturbed_s < quiet_s and "cloud_white.baseline_quiet_s" not in wrong:
         yield f"cloud_white.baseline_disturbed_s must be at least baseline_quiet_s (value {disturbed_s})"
@@ -330,6 +339,16 @@ def _window_problems(config: AgentConfig, wrong: Container[str]) -> Iterator[str
         unknown = [name for name in one.metrics if name != "all" and name not in BY_NAME]
         if unknown:
             yield f'{key}.metrics must be "all", or metrics that windows have (docs/metrics.md) (value {unknown[0]!r})'
+
+
+def _label_problems(labels: Mapping[str, str]) -> Iterator[str]:
+    if len(labels) > _MAX_LABELS:
+        yield f"host.labels must be at most {_MAX_LABELS} (value has {len(labels)})"
+    for key, text in labels.items():
+        for one in (key, text):
+            if not one.isprintable() or not one.strip() or len(one) > _MAX_LABEL:
+                must_be = f"have names and texts of 1 to {_MAX_LABEL} printable characters"
+                yield f"host.labels must {must_be} (value {one[:70]!r})"
 
 
 def _source_problems(sources: Sources) -> Iterator[str]:

@@ -21,6 +21,7 @@ from agent.antagonists.update_limits import AskedJobs, Refusals
 from agent.api.state import AgentState, Counters, Names
 from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig, without_real_sources
+from agent.facts.changes import FactChanges
 from agent.failures import CLOUD_WHITE, Failures
 from agent.host_info import platform_name
 from agent.sampling.pipeline import Pipeline
@@ -98,6 +99,7 @@ class Daemon:
         self._events_due_ns = 0
         self._asked_jobs = AskedJobs(self._clock.mono_ns)
         self._refusals = Refusals()
+        self._facts = FactChanges(config, self._clock)
         self._updates: set[asyncio.Task[bool]] = set()
         self._update_lock = asyncio.Lock()
 
@@ -137,6 +139,7 @@ class Daemon:
         ):
             ticking = tasks.create_task(self._tick_loop())
             watchdog = tasks.create_task(self._feed_watchdog())
+            facts = tasks.create_task(self._facts.read_host())
             # Objects of the start stay, and samples are freed by reference counts. Walking all of them for cycles
             # would cost as much as sampling at 1,000 VMs.
             gc.collect()
@@ -148,6 +151,7 @@ class Daemon:
             sdnotify.notify("STOPPING=1")
             ticking.cancel()
             watchdog.cancel()
+            facts.cancel()
             self._submit(self.state.pipeline.windows.flush())
             await self._save_baselines()
         _log.info("agent ended", ticks=self.state.schedule.ticks, missed=self.state.schedule.missed)
@@ -236,6 +240,8 @@ class Daemon:
             with self._failures.guard("verdicts"):
                 windows = decisions.with_verdicts(windows)
         if self._uplink is not None:
+            with self._failures.guard("facts"):
+                events += self._facts.take(self.state.pipeline.table)
             self._guard("queueing for central", self._uplink.submit, windows, events)
 
     def _add_report(self, decisions: Decisions, events: list[Report]) -> None:
@@ -254,7 +260,8 @@ class Daemon:
             windows += self._host_suspects.windows(self._clock.mono_ns(), windows, pids)
 
     def _has_events(self) -> bool:
-        return self.state.decisions is not None and self.state.decisions.has_news
+        decisions = self.state.decisions
+        return (decisions is not None and decisions.has_news) or self._facts.is_host_new
 
     def _decide(self) -> None:
         """Decide on all VMs by the present results of both analyses."""

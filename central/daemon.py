@@ -26,6 +26,8 @@ from central.coefficients.follower import VersionFollower
 from central.coefficients.publish import Publisher
 from central.coefficients.versions import VersionStore
 from central.config import CentralConfig
+from central.facts.recorder import FactRecorder
+from central.facts.store import FactStore
 from central.incidents.recorder import IncidentRecorder
 from central.incidents.store import IncidentStore
 from central.incidents.webhooks import Webhooks
@@ -98,6 +100,7 @@ class Central:
         self.journal.start()
         try:
             self.incidents = await in_own_thread(IncidentStore, config.incidents.url, state)
+            self._fact_recorder = FactRecorder(config.incidents, self.journal, FactStore(self.incidents))
             self.recorder = IncidentRecorder(config.incidents, self.journal, self.incidents, slot_s=config.build.slot_s)
             self.webhooks = Webhooks(
                 config.webhooks, self.incidents, holder=self.journal.origin, gap_ns=self.recorder.gap_ns
@@ -126,6 +129,7 @@ class Central:
         self._spawn(self.builder.run(), "builds")
         self._spawn(self.publisher.run(), "publish")
         self._spawn(self.recorder.run(), "incidents")
+        self._spawn(self._fact_recorder.run(), "facts")
         if config.central.revoked_serials:
             self._spawn(self._watch_revoked(), "revoked")
         if config.webhooks.urls:

@@ -130,7 +130,7 @@ class VmIdentity:
     `epoch` changes with every start, restore and incoming migration: no delta crosses it. `vcpu_tids` are in the order
     of the vCPU numbers. `facts` are strings for the job rules (such as `nova:flavor`, `nova:project`, `title`).
     `manager` is libvirt, nova (OpenStack, by libvirt), proxmox or qemu (no manager). `vfio`: it has devices passed
-    through.
+    through. `memory_bytes`: what the guest was given; None: not known.
 
     Users choose the texts of their VMs: shown, logged and sent ones are made valid, printable and of bounded length
     here (`clean_name`), whatever the source.
@@ -148,6 +148,7 @@ class VmIdentity:
     interfaces: tuple[InterfaceDevice, ...] = ()
     manager: str = "libvirt"
     vfio: bool = False
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Clean the texts. Done once per change of a VM, not per tick."""

@@ -15,7 +15,7 @@ from whitepanda.common.window_columns import BY_NAME, METRIC_COLUMNS
 from whitepanda.v1 import agent_pb2
 
 #: What goes along with windows, in their order and numbered with them, so that it counts exactly once.
-Report = VmEvent | Trigger
+Report = VmEvent | Trigger | agent_pb2.VmFacts | agent_pb2.HostFacts
 
 MAX_SEQUENCE = 2**63 - 1
 
@@ -52,6 +52,10 @@ def encode(
             batch.metrics.values.extend(math.nan if value.__class__ is Reason else value for value in metric)
     batch.events.extend(event_message(event) for event in events if isinstance(event, VmEvent))
     batch.triggers.extend(trigger_message(event) for event in events if isinstance(event, Trigger))
+    batch.vm_facts.extend(event for event in events if isinstance(event, agent_pb2.VmFacts))
+    for event in events:
+        if isinstance(event, agent_pb2.HostFacts):
+            batch.host_facts.CopyFrom(event)
     return batch
 
 
@@ -70,7 +74,7 @@ def problem_of(item: CpiWindow | Report) -> str:
     try:
         encode(windows, spool_id="", sequence=1, events=events)
     except Exception as error:  # noqa: BLE001 - whatever it is, it cannot be sent
-        whose = "" if isinstance(item, Trigger) else f"VM {item.vm}: "
+        whose = "" if isinstance(item, Trigger | agent_pb2.HostFacts) else f"VM {item.vm}: "
         return f"{whose}{type(error).__name__}: {error}"
     return ""
 

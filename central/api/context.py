@@ -21,6 +21,7 @@ from central.build.status import BuildStatus
 from central.coefficients.history import CoefficientHistory
 from central.coefficients.versions import BuiltVersion
 from central.config import PlacementSection, RuntimeSection
+from central.facts.store import FactStore
 from central.history.reader import FleetHistory
 from central.incidents.people import TooManyError
 from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
@@ -57,7 +58,6 @@ class Parts:
     incidents_error: Callable[[], str] = str
     webhooks: Callable[[], list[fleet_pb2.WebhookReceiver]] = list
     over_quota: Callable[[], Mapping[str, Mapping[str, int]]] = dict  # what was refused, by host and budget
-    project_of: Callable[[str], str] = lambda _vm: ""  # of a VM by its UUID
     certificate: OwnCertificate = field(default_factory=lambda: OwnCertificate(TlsFiles()))
     revoked: Revoked = field(default_factory=Revoked)
 
@@ -173,6 +173,7 @@ class Context:
         self.clock_unix_ns = clock_unix_ns
         self.started_unix_ns = clock_unix_ns()
         self.turns = Turns(_AT_ONCE)
+        self.facts = FactStore(incidents)
         self.history = IncidentHistory(incidents, gap_ns, clock_unix_ns)
         self.open_incidents = SharedAnswer(self.history.count_open, _REST)
         self.coefficients = CoefficientHistory(builder.versions)

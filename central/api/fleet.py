@@ -9,6 +9,7 @@ import grpc
 
 from central.api import (
     details,
+    facts,
     history,
     hosts,
     incidents,
@@ -32,6 +33,7 @@ _LOOK_S = 0.5  # how often it is looked whether a client is still there
 METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "CompareSides": upgrades.compare,
     "GetDataHealth": overview.get_data_health,
+    "GetFacts": facts.get_facts,
     "GetFleetStatus": overview.get_status,
     "GetHostTimeline": details.get_host_timeline,
     "GetIncident": incidents.get_incident,
@@ -42,6 +44,7 @@ METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "ListAudit": silences.list_audit,
     "ListCoefficients": versions.list_coefficients,
     "ListEvents": incidents.list_events,
+    "ListFacts": facts.list_facts,
     "ListHosts": hosts.list_hosts,
     "ListIncidents": incidents.list_incidents,
     "ListJobLoadings": placement.list_loadings,

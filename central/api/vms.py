@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from central.api.lake_queries import Running
 
 _MOST_OPEN = 1000  # incidents whose VMs are marked
+_MOST_VMS = 200_000  # with projects
 _STEADY = agent_pb2.BEHAVIOUR_STEADY
 _Hit = fleet_pb2.SearchHit
 
@@ -26,16 +27,18 @@ async def _listed(context: Context) -> VmList:
     if known is None:
         known = await context.drawing.read_lake("which VMs run now", context.recent.read, "try again in a while")
     if context.listed_of is not known:
-        context.listed = await asyncio.to_thread(_made, context, known)
+        context.listed = await context.history.ask(_made, context, known)
         context.listed_of = known
     return context.listed
 
 
 def _made(context: Context, running: Running) -> VmList:
-    names, project_of = context.registry.vm_names, context.parts.project_of
+    """Make the list; projects are those of facts. Blocks."""
+    names, now = context.registry.vm_names, context.clock_unix_ns()
+    projects = {each.vm: each.project for each in context.facts.vms_at(now, limit=_MOST_VMS) if each.project}
     return VmList(
         [
-            entry(row["vm"], names.get(row["vm"], row["machine"]), project_of(row["vm"]), row)
+            entry(row["vm"], names.get(row["vm"], row["machine"]), projects.get(row["vm"], ""), row)
             for row in running.vms.to_pylist()
         ]
     )
@@ -92,28 +95,31 @@ def _row(each: VmEntry, part: Part | None) -> fleet_pb2.FleetVm:
 
 async def search(context: Context, request: fleet_pb2.SearchRequest) -> fleet_pb2.SearchResponse:
     """VMs, hosts, jobs and projects whose name has a text; VMs by UUID too, and those that are gone."""
-    text, top = request.text.strip().lower(), read_top(request.top, 20)
+    text, top = request.text.strip(), read_top(request.top, 20)
     if not text:
         raise wrong_field("text", "is missing: give a part of a name, or of a VM's UUID")
     vms = await _listed(context)
-    gone = [] if request.project else await _gone(context, request.text.strip())
-    hits = await asyncio.to_thread(_hits, context, vms.entries, text, top, request.project)
-    found = {each.vm for each in hits if each.vm}
-    hits.extend(hit for hit in gone if hit.vm not in found)
-    hits.sort(key=lambda hit: _rank(text, hit))
+    hits = await asyncio.to_thread(_hits, context, vms.entries, text.lower(), top, request.project)
+    running = {each.vm for each in vms.entries}
+    hits += [hit for hit in await _others(context, text, top, request.project) if hit.vm not in running]
+    hits.sort(key=lambda hit: _rank(text.lower(), hit))
     return fleet_pb2.SearchResponse(hits=hits[:top])
 
 
-async def _gone(context: Context, text: str) -> list[fleet_pb2.SearchHit]:
-    """Return VMs of exactly this name or UUID that incident history or the journal's events still know."""
-    incidents = await context.history.find(IncidentQuery(vm=text), 5)
+async def _others(context: Context, text: str, top: int, project: str) -> list[fleet_pb2.SearchHit]:
+    """Return VMs that facts have by a part of a name, and that incidents or events have by the whole name or UUID."""
     found = [
-        _Hit(kind="vm", name=vm.name, vm=vm.vm, job=vm.job, host=each.host, gone=True)
-        for each in incidents
-        for vm in (*each.victims, *each.suspects)
-        if text in (vm.vm, vm.name)
+        _Hit(kind="vm", name=each.name, vm=each.vm, project=each.project, job=each.job, host=each.host, gone=True)
+        for each in await context.history.ask(context.facts.find, text, top)
+        if (text.lower() in each.name.lower() or each.vm.startswith(text)) and project in ("", each.project)
     ]
-    for _, row in await context.read_events(1, vm=text):
+    for incident in await context.history.find(IncidentQuery(vm=text, project=project), 5):
+        found += [
+            _Hit(kind="vm", name=vm.name, vm=vm.vm, project=vm.project, job=vm.job, host=incident.host, gone=True)
+            for vm in (*incident.victims, *incident.suspects)
+            if text in (vm.vm, vm.name) and project in ("", vm.project)
+        ]
+    for _, row in [] if project else await context.read_events(1, vm=text):
         event = agent_pb2.VmEvent.FromString(row.payload)
         found.append(_Hit(kind="vm", name=event.name, vm=event.vm, job=event.job, host=row.host, gone=True))
     return list({hit.vm: hit for hit in reversed(found)}.values())
@@ -121,15 +127,11 @@ async def _gone(context: Context, text: str) -> list[fleet_pb2.SearchHit]:
 
 def _hits(context: Context, entries: Sequence[VmEntry], text: str, top: int, project: str) -> list[fleet_pb2.SearchHit]:
     mine = [each for each in entries if not project or each.project == project]
-    matching = [each for each in mine if text in each.text.split("\n", 3)[0] or each.vm.startswith(text)]
+    matching = [each for each in mine if text in each.name.lower() or each.vm.startswith(text)]
     hits = [
         _Hit(kind="vm", name=each.name, vm=each.vm, job=each.job, host=each.host, project=each.project)
         for each in sorted(matching, key=lambda each: (not each.name.lower().startswith(text), each.name))[:top]
     ]
-    if not project:
-        running = {each.vm for each in entries}
-        known = context.registry.vm_names.containing(text, top + len(hits))
-        hits += [_Hit(kind="vm", name=n, vm=vm, host=host, gone=True) for host, vm, n in known if vm not in running]
     hosts = {each.host for each in mine} if project else context.journal.hosts.keys() | {each.host for each in mine}
     jobs, projects = {each.job for each in mine}, {each.project for each in mine if each.project}
     for kind, names in (("host", hosts), ("job", jobs), ("project", projects)):

@@ -21,10 +21,10 @@ class Role(enum.Enum):
 
 
 _FLEET = (
-    "CompareSides", "GetDataHealth", "GetFleetStatus", "GetHostTimeline", "GetIncident", "GetIncidentTimeline",
-    "GetJob", "GetOverview", "GetVmHistory", "ListAudit", "ListCoefficients", "ListEvents", "ListFleetVms",
-    "ListHosts", "ListIncidents", "ListJobLoadings", "ListJobStatistics", "ListSilences", "ListSuspectJobs",
-    "PlanObservation", "PredictRuntime", "QuerySeries", "RankHosts", "Search", "TopVms",
+    "CompareSides", "GetDataHealth", "GetFacts", "GetFleetStatus", "GetHostTimeline", "GetIncident",
+    "GetIncidentTimeline", "GetJob", "GetOverview", "GetVmHistory", "ListAudit", "ListCoefficients", "ListEvents",
+    "ListFacts", "ListFleetVms", "ListHosts", "ListIncidents", "ListJobLoadings", "ListJobStatistics", "ListSilences",
+    "ListSuspectJobs", "PlanObservation", "PredictRuntime", "QuerySeries", "RankHosts", "Search", "TopVms",
 )  # fmt: skip
 _FLEET_WRITES = ("AcknowledgeIncident", "AddIncidentNote", "CreateSilence", "EndSilence")
 ROLES: Mapping[str, Role] = {

@@ -166,11 +166,7 @@ def _reads(
 
     @functools.wraps(question)
     def method(self: "IncidentStore", /, *values: P.args, **named: P.kwargs) -> Answer:
-        try:
-            with self._engine.connect() as connection:
-                return question(connection, *values, **named)
-        except SQLAlchemyError as error:
-            raise StoreError(_line(error)) from error
+        return self.read(lambda connection: question(connection, *values, **named))
 
     return method
 
@@ -234,6 +230,18 @@ class IncidentStore:
         """Close all connections."""
         self._engine.dispose()
 
+    def read(self, question: Callable[[sa.Connection], Answer]) -> Answer:
+        """Ask something."""
+        try:
+            with self._engine.connect() as connection:
+                return question(connection)
+        except SQLAlchemyError as error:
+            raise StoreError(_line(error)) from error
+
+    def prepare(self, metadata: sa.MetaData) -> None:
+        """Make the tables of another room that keeps them in this database, where they are missing."""
+        self.write(functools.partial(_make_tables, metadata))
+
     def write(self, work: Callable[[sa.Connection], Answer]) -> Answer:
         """Do some work in one transaction."""
         try:
@@ -243,10 +251,8 @@ class IncidentStore:
             raise StoreError(_line(error)) from error
 
     def _prepare(self, connection: sa.Connection) -> None:
-        """Make missing tables; replicas that start together do it one after the other."""
-        if connection.dialect.name == "postgresql":
-            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": 0x77686975})
-        METADATA.create_all(connection)
+        """Make missing tables, and check whose version they are."""
+        _make_tables(METADATA, connection)
         schema = connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == "schema"))
         if schema is None:
             connection.execute(tables.meta.insert().values(key="schema", value=SCHEMA_VERSION))
@@ -255,6 +261,13 @@ class IncidentStore:
                 f"incident history {self.name} has schema {schema}, this central knows {SCHEMA_VERSION}: run the "
                 "version of whitepanda that made it"
             )
+
+
+def _make_tables(metadata: sa.MetaData, connection: sa.Connection) -> None:
+    """Make missing tables; replicas that start together do it one after the other."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": 0x77686975})
+    metadata.create_all(connection)
 
 
 def _sqlite(path: Path) -> sa.Engine:

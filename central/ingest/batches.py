@@ -190,6 +190,7 @@ class Intake:
                 refused=refused,
                 events=read.events,
                 triggers=read.triggers,
+                facts=read.facts,
                 rejected_events=read.rejected_reports,
                 rejected_values=read.rejected_values,
                 metric_reasons=read.metric_reasons,

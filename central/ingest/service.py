@@ -277,7 +277,13 @@ class Ingest:
         body = message.WhichOneof("body")
         if body == "batch":
             batch = message.batch
-            rows = len(batch.task_index) + len(batch.events) + len(batch.triggers) + len(batch.reasons)
+            rows = (
+                len(batch.task_index)
+                + len(batch.events)
+                + len(batch.triggers)
+                + len(batch.reasons)
+                + len(batch.vm_facts)
+            )
             tasks = tuple((task.vm, task.job) for task in batch.tasks)
             self._charge(flow, rows, len(raw), batch.spool_id, batch.sequence, tasks)
             return self._intake.take_batch(flow, batch, raw)

@@ -63,6 +63,12 @@ CREATE TABLE triggers (
     machine TEXT NOT NULL, unix_ns INTEGER NOT NULL,
     payload BLOB NOT NULL   -- the agent's Trigger as it came
 );
+-- Facts of VMs and hosts on their way into the same database.
+CREATE TABLE facts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    host TEXT NOT NULL, vm TEXT NOT NULL, unix_ns INTEGER NOT NULL,
+    payload BLOB NOT NULL   -- the agent's VmFacts or HostFacts as it came
+);
 -- When the last batch of a spool came, so that `received` can forget it; for importers, whose rows may have any age,
 -- a day that never comes.
 CREATE TABLE spools (

@@ -65,6 +65,7 @@ class Received:
                 group.rejections[item.host, kind, reason] += count
         group.events.extend(item.events)
         group.triggers.extend(item.triggers)
+        group.facts.extend(item.facts)
         group.metric_reasons.extend(item.metric_reasons)
         group.counters["accepted_batches"] += 1
         group.counters["accepted_rows"] += item.accepted_rows

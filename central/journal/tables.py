@@ -17,6 +17,7 @@ from central.journal import metric_reasons
 from central.journal.database import reading
 from central.lake.segments import segment_stem
 from central.validation.events import EventRow
+from central.validation.facts import FactRow
 from central.validation.metric_reasons import ReasonRow
 from central.validation.samples import StoredBatch
 from central.validation.triggers import TriggerRow
@@ -108,6 +109,7 @@ class Submission:
     events: tuple[EventRow, ...] = ()
     rejected_events: dict[str, int] | None = None
     triggers: tuple[TriggerRow, ...] = ()
+    facts: tuple[FactRow, ...] = ()
     is_importer: bool = False
     rejected_values: dict[str, int] | None = None
     metric_reasons: tuple[ReasonRow, ...] = ()
@@ -138,6 +140,7 @@ class Group:
     new: list[Submission] = field(default_factory=list)
     events: list[EventRow] = field(default_factory=list)
     triggers: list[TriggerRow] = field(default_factory=list)
+    facts: list[FactRow] = field(default_factory=list)
     metric_reasons: list[ReasonRow] = field(default_factory=list)
     outcomes: list[tuple[Submission, bool]] = field(default_factory=list)
     hosts: dict[str, HostRecord] = field(default_factory=dict)
@@ -150,7 +153,7 @@ class Group:
     counted: list[Callable[[], None]] = field(default_factory=list)  # `done` of rejections
 
 
-_EVENT, _TRIGGER = (", ".join(each.name for each in fields(kind)) for kind in (EventRow, TriggerRow))
+_EVENT, _TRIGGER, _FACT = (", ".join(each.name for each in fields(kind)) for kind in (EventRow, TriggerRow, FactRow))
 #: The columns of `hosts`, in their order.
 _HOST = [each.name for each in fields(HostRecord) if each.name != "accepted_rows"]
 _known = attrgetter(*_HOST[:-1])
@@ -181,6 +184,11 @@ def write_group(connection: sqlite3.Connection, group: Group, max_events: int, m
         dropped = "DELETE FROM triggers WHERE id <= (SELECT max(id) FROM triggers) - ?"
         if gone := connection.execute(dropped, (max_events,)).rowcount:
             group.rejections["", "event", "trigger_backlog_full"] += gone
+    if group.facts:
+        _insert(connection, f"facts ({_FACT})", [astuple(row) for row in group.facts])
+        dropped = "DELETE FROM facts WHERE id <= (SELECT max(id) FROM facts) - ?"
+        if gone := connection.execute(dropped, (max_events,)).rowcount:
+            group.rejections["", "event", "facts_backlog_full"] += gone
     metric_reasons.write(connection, group.metric_reasons)
     _insert(connection, "packs (batches, accepted_rows, contents, payload)", _packs(group.new))
     connection.executemany("DELETE FROM received WHERE host = ? AND spool_id = ? AND first = ?", group.deletes)
@@ -421,6 +429,12 @@ def read_triggers(connection: sqlite3.Connection, limit: int) -> list[tuple[int,
     """Return the oldest reports that wait for incident history, each with its id."""
     found = connection.execute(f"SELECT id, {_TRIGGER} FROM triggers ORDER BY id LIMIT ?", (limit,))  # noqa: S608 - constants
     return [(number, TriggerRow(*row)) for number, *row in found]
+
+
+def read_facts(connection: sqlite3.Connection, limit: int) -> list[tuple[int, FactRow]]:
+    """Return the oldest facts that wait for their database, each with its id."""
+    found = connection.execute(f"SELECT id, {_FACT} FROM facts ORDER BY id LIMIT ?", (limit,))  # noqa: S608 - constants
+    return [(number, FactRow(*row)) for number, *row in found]
 
 
 def read_hosts(connection: sqlite3.Connection) -> dict[str, HostRecord]:

@@ -36,6 +36,7 @@ from central.journal.tables import Group, HostRecord, JournalStats, Rejection, R
 from central.lake.segments import DAY_NS
 from central.own_threads import in_own_thread
 from central.validation.events import EventRow
+from central.validation.facts import FactRow
 from central.validation.samples import StoredBatch
 from central.validation.triggers import TriggerRow
 from whitepanda.common import log
@@ -97,6 +98,7 @@ class Journal:
         self.failure = ""
         self.fatal: asyncio.Future[str] | None = None
         self.has_triggers = asyncio.Event()
+        self.has_facts = asyncio.Event()  # likewise
         self.on_failure: list[Callable[[str], None]] = []
         #: Hosts that were written less than `_HOST_INTERVAL_S` ago, each with its newer record, if there is one.
         self._written: dict[str, HostRecord | None] = {}
@@ -243,6 +245,15 @@ class Journal:
     async def forget_triggers(self, last: int) -> None:
         """Forget the reports up to an id: incident history has them."""
         await self._call(lambda connection: connection.execute("DELETE FROM triggers WHERE id <= ?", (last,)).rowcount)
+
+    def read_facts(self, limit: int) -> list[tuple[int, FactRow]]:
+        """Return the oldest facts that wait for their database, with their ids. For any thread."""
+        with reading(self.path) as connection:
+            return tables.read_facts(connection, limit)
+
+    async def forget_facts(self, last: int) -> None:
+        """Forget the facts up to an id: the database has them."""
+        await self._call(lambda connection: connection.execute("DELETE FROM facts WHERE id <= ?", (last,)).rowcount)
 
     async def _call(
         self, run: Callable[..., Any], *arguments: Any, is_transaction: bool = True, may_draw: bool = True
@@ -419,6 +430,8 @@ class Journal:
         self._set_failure("")
         if group.triggers:
             self.has_triggers.set()
+        if group.facts:
+            self.has_facts.set()
         self.stats.count(group)
         for host, (rows, seen) in group.seen.items():
             self._seen[host] = (self._seen.get(host, (0, 0))[0] + rows, seen)

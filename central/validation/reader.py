@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from central.validation.events import EventRow, check_events
+from central.validation.facts import FactRow, check_facts
 from central.validation.metric_reasons import ReasonRow, check_reasons
 from central.validation.rows import BatchError, Checked, Sender, check
 from central.validation.triggers import TriggerRow, check_triggers
@@ -42,6 +43,7 @@ class ReadBatch:
     report_bytes: int = 0
     events: tuple[EventRow, ...] = ()
     triggers: tuple[TriggerRow, ...] = ()
+    facts: tuple[FactRow, ...] = ()
     rejected_reports: dict[str, int] = field(default_factory=dict)
     rejected_values: dict[str, int] = field(default_factory=dict)
     metric_reasons: tuple[ReasonRow, ...] = ()
@@ -52,7 +54,8 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
     """Check a batch, and remove reports and unknown fields from it; `raw` is the message that it came in."""
     batch.DiscardUnknownFields()  # of a newer protocol
     spool_id = batch.spool_id.encode()[:_SHOWN_ID].decode(errors="ignore")
-    reports = len(batch.events) + len(batch.triggers) + len(batch.reasons)
+    facts_too = len(batch.vm_facts) + batch.HasField("host_facts")
+    reports = len(batch.events) + len(batch.triggers) + len(batch.reasons) + facts_too
     size = batch.ByteSize() if reports else 0
     payload = b"" if reports else batch.SerializeToString()
     try:
@@ -62,13 +65,15 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
     events: list[EventRow] = []
     triggers: list[TriggerRow] = []
     reasons: list[ReasonRow] = []
+    facts: list[FactRow] = []
     rejected: dict[str, int] = {}
     if reports:
         events, rejected_events = check_events(batch, sender)
         triggers, rejected_triggers = check_triggers(batch, sender)
         reasons, rejected_reasons = check_reasons(batch, sender)
-        rejected = rejected_events | rejected_triggers | rejected_reasons
-        for name in ("events", "triggers", "reasons"):  # they have their own tables
+        facts, rejected_facts = check_facts(batch, sender)
+        rejected = rejected_events | rejected_triggers | rejected_reasons | rejected_facts
+        for name in ("events", "triggers", "reasons", "vm_facts", "host_facts"):  # they have their own tables
             batch.ClearField(name)
         size -= batch.ByteSize()
     names = tuple(islice(named(batch.tasks, sender.host), MAX_NAMES))
@@ -95,6 +100,7 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
         report_bytes=size,
         events=tuple(events),
         triggers=tuple(triggers),
+        facts=tuple(facts),
         rejected_reports=rejected,
         rejected_values=checked.rejected_values,
         metric_reasons=tuple(reasons),

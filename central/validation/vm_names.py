@@ -71,17 +71,6 @@ class VmNames:
                 known.update((vm, None) for vm, name in names.items() if name == text)
         return list(known)
 
-    def containing(self, text: str, most: int) -> list[tuple[str, str, str]]:
-        """Return host, UUID and name of VMs with a text (in lower case) in the name, or whose UUID begins with it."""
-        found: list[tuple[str, str, str]] = []
-        for host, names in list(self._of_host.items()):
-            for vm, name in list(names.items()):
-                if text in name.lower() or vm.startswith(text):
-                    found.append((host, vm, name))
-                    if len(found) >= most:
-                        return found
-        return found
-
     def _forget(self, host: str, vm: str) -> None:
         mine = self._of_host.get(host, {})
         if mine.pop(vm, None) is None:

@@ -91,7 +91,7 @@ def locate(payload: bytes, batch: agent_pb2.CpiBatch) -> Located | None:
 
     Returns None if they are not as expected (events or reasons among them): read `batch` instead.
     """
-    if batch.events or batch.triggers or batch.reasons:
+    if batch.events or batch.triggers or batch.reasons or batch.vm_facts or batch.HasField("host_facts"):
         return None
     there = [
         (name, _head(name, _WIDTH * count), _WIDTH * count) for name in COLUMNS if (count := len(getattr(batch, name)))

@@ -10,6 +10,7 @@ _NOVA = "{http://openstack.org/xmlns/libvirt/nova/"
 _ACCELERATORS = {"kvm": "kvm", "qemu": "tcg"}
 # Devices of these kinds are passed through with VFIO; USB and SCSI ones are not.
 _VFIO_KINDS = {"pci", "mdev"}
+_MAX_MEMORY_BYTES = 1 << 50
 _DRIVES = {"cdrom", "floppy"}
 # Users who may define VMs write the metadata: only a bounded part of it is kept.
 _MAX_FACT, _MAX_KEY, _MAX_META_FACTS = 512, 64, 32
@@ -68,8 +69,18 @@ def parse_status(text: bytes) -> VmStatus:
         interfaces=interfaces,
         vfio=bool(passed & _VFIO_KINDS) or any(device.kind == "hostdev" for device in interfaces),
         passed=tuple(_passed(domain)),
+        memory_bytes=_memory_bytes(domain),
         manager="nova" if any(_is_nova(element) for element in domain.findall("metadata/*")) else "libvirt",
     )
+
+
+def _memory_bytes(domain: ET.Element) -> int | None:
+    """Return the guest's memory. libvirt writes it in KiB."""
+    try:
+        size = int(domain.findtext("memory", "")) * 1024
+    except ValueError:
+        return None
+    return size if 0 < size < _MAX_MEMORY_BYTES else None
 
 
 def _state(root: ET.Element) -> str:

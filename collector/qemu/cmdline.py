@@ -16,13 +16,15 @@ _LIBVIRT = (b"/master-key.aes", b"/libvirt/qemu/domain-", b"/libvirt/qemu/qmp-")
 _YES = {"on", "yes", "true", "y"}
 # Bounds on JSON, which any user may write: characters, depth of nesting, characters of a nested key. QEMU has far less.
 _MAX_JSON, _MAX_DEPTH, _MAX_KEY = 1 << 16, 32, 256
+_UNITS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_MAX_DIGITS = 12
 _NIL = uuid.UUID(int=0)
 
 # Options with a free text after them, which must not be taken for an option.
 _TEXTS = {"append", "kernel", "initrd", "fw_cfg", "serial", "monitor", "dtb", "bios", "loadvm", "incoming"}
 _READ = {
     "name", "uuid", "smbios", "accel", "machine", "M", "qmp", "qmp-pretty", "chardev", "mon", "drive", "blockdev",
-    "device", "netdev", "nic", "net", "pidfile", "hda", "hdb", "hdc", "hdd", "cdrom", "readconfig",
+    "device", "netdev", "nic", "m", "net", "pidfile", "hda", "hdb", "hdc", "hdd", "cdrom", "readconfig",
 }  # fmt: skip
 _NETWORK_DRIVERS = {"rbd", "nbd", "iscsi", "ssh", "http", "https", "ftp", "ftps", "gluster", "nfs", "sheepdog"}
 _DRIVER_KINDS = {"file": "file", "host_device": "block", "nvme": "nvme", "virtio-blk-vhost-user": "vhostuser"}
@@ -73,6 +75,7 @@ class CommandLine:
     passed: tuple[str, ...] = ()
     libvirt: bool = False
     networks_known: bool = True
+    memory_bytes: int | None = None
 
 
 def is_qemu(text: bytes) -> bool:
@@ -108,6 +111,7 @@ def parse_command_line(text: bytes) -> CommandLine:
         machine=machine.get("type", ""),
         pidfile=options.get("pidfile", [""])[-1],
         qmp=tuple(_qmp_sockets(options)),
+        memory_bytes=_memory_bytes(_merged(options, "size", "m").get("size", "")),
         disks=tuple(_disks(options, devices)),
         netdevs=tuple(_netdevs(options, devices)),
         vfio=any(device.get("driver", "").startswith("vfio-") for device in devices),
@@ -215,6 +219,15 @@ def _listening(socket: Mapping[str, str]) -> Iterator[str]:
     """Yield the path of a unix socket where QEMU is the server."""
     if socket.get("path") and socket.get("server") in _YES:
         yield ("\0" if socket.get("abstract") in _YES else "") + socket["path"]
+
+
+def _memory_bytes(text: str) -> int | None:
+    """Return the size of -m, such as 2048 (MiB), 4G or 512M; None if it is not one."""
+    unit = _UNITS.get(text[-1:].upper())
+    digits = text[:-1] if unit else text
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > _MAX_DIGITS:
+        return None
+    return int(digits) * (unit or _UNITS["M"]) or None
 
 
 def _each(options: Mapping[str, list[str]], name: str, implied: str = "") -> list[dict[str, str]]:

@@ -85,4 +85,5 @@ class Process:
             interfaces=(*interfaces, *passed_interfaces(command.passed, proc_root)),
             manager="proxmox" if launch.vmid else "qemu",
             vfio=command.vfio,
+            memory_bytes=command.memory_bytes,
         )

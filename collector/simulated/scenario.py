@@ -27,6 +27,7 @@ class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ghz: float = 2.5
     llc_mib: float = 36.0  # last-level cache, shared by all VMs
     memory_gib_per_s: float = 100.0  # bandwidth of the memory, shared by all VMs
+    memory_gib: float = 256.0  # as a fact for central
     step_s: float = 1.0  # the model's rates are constant over a step
     # Only if the VMs have profiles:
     vm_cpus: int = 0  # how many of the CPUs VMs run on; 0 = all
@@ -82,6 +83,9 @@ class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_s: float = float("inf")  # ... to here
     restarts_s: tuple[float, ...] = ()  # at each of these it stops and begins a new epoch
     restart_gap_s: float = 2.0  # how long it is away then
+    memory_gib: float = 4.0  # as facts for central, these
+    project: str = ""
+    flavor: str = ""
     pmu: bool = True  # False: its hardware counters are absent with the reason no_pmu
     multiplexing_ratio: float = 1.0  # time_running / time_enabled of its counters
     # With a profile (docs/simulated.md has their names) contention is the study's, and cpi, sensitivity, load and the

@@ -167,7 +167,12 @@ class SimulatedSource:
             epoch=f"{generation}-{started_unix_ns}",
             vcpu_tids=tuple(range(pid + 1, pid + 1 + spec.vcpus)),
             accelerator="simulated",
-            facts={"job": spec.job, "latency_sensitive": "true" if spec.latency_sensitive else "false"},
+            facts={
+                "job": spec.job,
+                "latency_sensitive": "true" if spec.latency_sensitive else "false",
+                **{f"nova:{key}": text for key in ("project", "flavor") if (text := getattr(spec, key))},
+            },
+            memory_bytes=round(spec.memory_gib * (1 << 30)) or None,
         )
 
     def _host_counters(self, host: Host) -> HostCounters:

@@ -7,8 +7,10 @@ import time
 import pytest
 import pytest_asyncio
 
+from central.validation.facts import FactRow
 from tests.support.browser import chromium, serious, watched
-from tests.support.page_fleet import PageCentral, Size, vm_id
+from tests.support.page_fleet import PageCentral, S, Size, vm_id
+from whitepanda.v1 import agent_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -30,7 +32,8 @@ async def hash_of(seen):
 
 
 async def test_a_vm_is_found_by_keyboard(central, browser):
-    central.registry.vm_names.note([("node0002", "gone-1", "old-mail")])
+    gone = agent_pb2.VmFacts(unix_ns=central.now - 7200 * S, vm="gone-1", name="old-mail", job="mail", project="post")
+    central.fleet.facts.take([FactRow("node0002", "gone-1", gone.unix_ns, gone.SerializeToString())])
     async with watched(browser, central.url) as seen:
         await seen.open()
         await seen.page.keyboard.press("/")
@@ -233,9 +236,7 @@ async def test_a_table_is_saved_as_csv(central, browser):
 
 
 async def test_a_project_narrows_every_view(central, browser):
-    shop = {vm_id(0), vm_id(1)}
-    central.fleet.parts.project_of = lambda vm: "shop" if vm in shop else ""
-    central.fleet.listed_of = None
+    central.note_facts(range(6))
     async with watched(browser, central.url) as seen:
         await seen.open("#/vms?project=shop")
         assert await seen.page.inner_text("#vms-scroll caption") == "2 VMs that match"

@@ -5,6 +5,7 @@ What there is goes straight into lake, versions, incident history and journal, s
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -26,6 +27,7 @@ from central.journal.tables import HostRecord
 from central.journal.writer import Journal
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
+from central.validation.facts import FactRow
 from central.validation.triggers import TriggerRow
 from central.web.server import HttpApi
 from whitepanda.common.tls import TlsFiles
@@ -105,6 +107,24 @@ class PageCentral:
         await self.api.stop()
         await self.journal.close()
         self.store.close()
+
+    def note_facts(self, vms: Iterable[int]) -> None:
+        """Have hosts report what these VMs, and the hosts themselves, are; a third of VMs has no project."""
+        rows = {}
+        for vm in vms:
+            host, job = host_name(vm // self.size.vms_per_host), job_name(self._job_of(vm))
+            facts = agent_pb2.VmFacts(
+                unix_ns=self.now - 7200 * S, vm=vm_id(vm), epoch="1", name=f"{job}-{vm}", job=job, manager="nova",
+                project=("shop", "search", "")[vm % 3], flavor="m1.large", image="debian-13", vcpus=4,
+                memory_bytes=4 << 30,
+            )  # fmt: skip
+            rows[host, vm_id(vm)] = FactRow(host, vm_id(vm), facts.unix_ns, facts.SerializeToString(deterministic=True))
+            known = agent_pb2.HostFacts(
+                unix_ns=self.now - 7200 * S, cpus=64, memory_bytes=256 << 30, manager="nova", labels={"rack": "r7"}
+            )
+            rows[host, ""] = FactRow(host, "", known.unix_ns, known.SerializeToString(deterministic=True))
+        self.fleet.facts.take(list(rows.values()))
+        self.fleet.listed_of = None
 
     def report_contention(self, hosts: range, slots: int = 4, ends_ago_s: float = 60.0) -> None:
         """Have hosts report slots in contention, the last one so long ago."""

@@ -13,7 +13,8 @@ M = TypeVar("M", bound=Message)
 def message_of(kind: type[M], value: object, **given: Any) -> M:
     """Make a message of a value: each field is what is given, else the value's attribute of that name.
 
-    Values within it become messages likewise. None is NaN in a double and absent elsewhere; so is what `value` lacks.
+    Values within it become messages likewise. None is absent, but NaN in a double that is not optional;
+    what `value` lacks is absent too.
     Reasons have the numbers of the protocol's.
     """
     return kind(**_fields(kind.DESCRIPTOR, value, given))
@@ -30,7 +31,7 @@ def _fields(kind: Any, value: object, given: Mapping[str, Any]) -> dict[str, Any
             many = found if field.is_repeated else (found,)
             made = [one if isinstance(one, Message) else _fields(field.message_type, one, {}) for one in many]
             found = made if field.is_repeated else made[0]
-        elif found is None and field.type == FieldDescriptor.TYPE_DOUBLE:
+        elif found is None and field.type == FieldDescriptor.TYPE_DOUBLE and not field.has_presence:
             found = math.nan
         fields[name] = found
     return fields

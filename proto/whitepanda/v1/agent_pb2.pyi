@@ -162,7 +162,7 @@ class Hello(_message.Message):
     def __init__(self, host: _Optional[str] = ..., boot_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., platform: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., min_protocol_version: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., window_ms: _Optional[int] = ..., held: _Optional[_Iterable[_Union[JobTag, _Mapping]]] = ..., agent_started_unix_ns: _Optional[int] = ...) -> None: ...
 
 class CpiBatch(_message.Message):
-    __slots__ = ("spool_id", "sequence", "tasks", "task_index", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores", "backlog", "events", "triggers", "metrics", "reasons")
+    __slots__ = ("spool_id", "sequence", "tasks", "task_index", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores", "backlog", "events", "triggers", "metrics", "reasons", "vm_facts", "host_facts")
     SPOOL_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,8 @@ class CpiBatch(_message.Message):
     TRIGGERS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    VM_FACTS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FACTS_FIELD_NUMBER: _ClassVar[int]
     spool_id: str
     sequence: int
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
@@ -189,7 +191,98 @@ class CpiBatch(_message.Message):
     triggers: _containers.RepeatedCompositeFieldContainer[Trigger]
     metrics: MetricColumns
     reasons: _containers.RepeatedCompositeFieldContainer[MetricReason]
-    def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[VmEvent, _Mapping]]] = ..., triggers: _Optional[_Iterable[_Union[Trigger, _Mapping]]] = ..., metrics: _Optional[_Union[MetricColumns, _Mapping]] = ..., reasons: _Optional[_Iterable[_Union[MetricReason, _Mapping]]] = ...) -> None: ...
+    vm_facts: _containers.RepeatedCompositeFieldContainer[VmFacts]
+    host_facts: HostFacts
+    def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[VmEvent, _Mapping]]] = ..., triggers: _Optional[_Iterable[_Union[Trigger, _Mapping]]] = ..., metrics: _Optional[_Union[MetricColumns, _Mapping]] = ..., reasons: _Optional[_Iterable[_Union[MetricReason, _Mapping]]] = ..., vm_facts: _Optional[_Iterable[_Union[VmFacts, _Mapping]]] = ..., host_facts: _Optional[_Union[HostFacts, _Mapping]] = ...) -> None: ...
+
+class VmFacts(_message.Message):
+    __slots__ = ("unix_ns", "vm", "epoch", "name", "job", "project", "flavor", "image", "owner", "manager", "vcpus", "cpu_quota_cores", "memory_bytes", "numa_nodes", "gone")
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    VM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    FLAVOR_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
+    VCPUS_FIELD_NUMBER: _ClassVar[int]
+    CPU_QUOTA_CORES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUMA_NODES_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    unix_ns: int
+    vm: str
+    epoch: str
+    name: str
+    job: str
+    project: str
+    flavor: str
+    image: str
+    owner: str
+    manager: str
+    vcpus: int
+    cpu_quota_cores: float
+    memory_bytes: int
+    numa_nodes: _containers.RepeatedScalarFieldContainer[int]
+    gone: bool
+    def __init__(self, unix_ns: _Optional[int] = ..., vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., project: _Optional[str] = ..., flavor: _Optional[str] = ..., image: _Optional[str] = ..., owner: _Optional[str] = ..., manager: _Optional[str] = ..., vcpus: _Optional[int] = ..., cpu_quota_cores: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., numa_nodes: _Optional[_Iterable[int]] = ..., gone: _Optional[bool] = ...) -> None: ...
+
+class HostFacts(_message.Message):
+    __slots__ = ("unix_ns", "cpus", "memory_bytes", "caches", "network_cards", "disks", "manager", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CACHES_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_CARDS_FIELD_NUMBER: _ClassVar[int]
+    DISKS_FIELD_NUMBER: _ClassVar[int]
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    unix_ns: int
+    cpus: int
+    memory_bytes: int
+    caches: _containers.RepeatedCompositeFieldContainer[CacheDomain]
+    network_cards: _containers.RepeatedCompositeFieldContainer[NetworkCard]
+    disks: _containers.RepeatedCompositeFieldContainer[DiskFacts]
+    manager: str
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, unix_ns: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., caches: _Optional[_Iterable[_Union[CacheDomain, _Mapping]]] = ..., network_cards: _Optional[_Iterable[_Union[NetworkCard, _Mapping]]] = ..., disks: _Optional[_Iterable[_Union[DiskFacts, _Mapping]]] = ..., manager: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class CacheDomain(_message.Message):
+    __slots__ = ("first_cpu", "cpus", "size_bytes")
+    FIRST_CPU_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    first_cpu: int
+    cpus: int
+    size_bytes: int
+    def __init__(self, first_cpu: _Optional[int] = ..., cpus: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class NetworkCard(_message.Message):
+    __slots__ = ("name", "bits_per_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BITS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    bits_per_s: int
+    def __init__(self, name: _Optional[str] = ..., bits_per_s: _Optional[int] = ...) -> None: ...
+
+class DiskFacts(_message.Message):
+    __slots__ = ("name", "size_bytes", "rotational")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROTATIONAL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size_bytes: int
+    rotational: bool
+    def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., rotational: _Optional[bool] = ...) -> None: ...
 
 class MetricColumns(_message.Message):
     __slots__ = ("numbers", "values")

@@ -1512,3 +1512,65 @@ class TopVm(_message.Message):
     max: float
     count: int
     def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., job: _Optional[str] = ..., mean: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
+
+class GetFactsRequest(_message.Message):
+    __slots__ = ("vm", "host", "at_unix_ns")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    host: str
+    at_unix_ns: int
+    def __init__(self, vm: _Optional[str] = ..., host: _Optional[str] = ..., at_unix_ns: _Optional[int] = ...) -> None: ...
+
+class VmVersion(_message.Message):
+    __slots__ = ("host", "facts", "until_unix_ns")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    facts: _agent_pb2.VmFacts
+    until_unix_ns: int
+    def __init__(self, host: _Optional[str] = ..., facts: _Optional[_Union[_agent_pb2.VmFacts, _Mapping]] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class HostVersion(_message.Message):
+    __slots__ = ("host", "facts", "until_unix_ns")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    facts: _agent_pb2.HostFacts
+    until_unix_ns: int
+    def __init__(self, host: _Optional[str] = ..., facts: _Optional[_Union[_agent_pb2.HostFacts, _Mapping]] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class Facts(_message.Message):
+    __slots__ = ("vm", "host", "versions")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    vm: VmVersion
+    host: HostVersion
+    versions: _containers.RepeatedCompositeFieldContainer[VmVersion]
+    def __init__(self, vm: _Optional[_Union[VmVersion, _Mapping]] = ..., host: _Optional[_Union[HostVersion, _Mapping]] = ..., versions: _Optional[_Iterable[_Union[VmVersion, _Mapping]]] = ...) -> None: ...
+
+class ListFactsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "host", "project", "at_unix_ns")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    host: str
+    project: str
+    at_unix_ns: int
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., project: _Optional[str] = ..., at_unix_ns: _Optional[int] = ...) -> None: ...
+
+class ListFactsResponse(_message.Message):
+    __slots__ = ("vms", "next_page_token")
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    vms: _containers.RepeatedCompositeFieldContainer[VmVersion]
+    next_page_token: str
+    def __init__(self, vms: _Optional[_Iterable[_Union[VmVersion, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...

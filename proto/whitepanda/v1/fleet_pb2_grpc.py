@@ -179,6 +179,16 @@ class FleetStub:
                 request_serializer=whitepanda_dot_v1_dot_fleet__pb2.TopVmsRequest.SerializeToString,
                 response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.TopVmsResponse.FromString,
                 _registered_method=True)
+        self.GetFacts = channel.unary_unary(
+                '/whitepanda.v1.Fleet/GetFacts',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetFactsRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.Facts.FromString,
+                _registered_method=True)
+        self.ListFacts = channel.unary_unary(
+                '/whitepanda.v1.Fleet/ListFacts',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListFactsRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListFactsResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -367,6 +377,19 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFacts(self, request, context):
+        """NOT_FOUND if nothing is known of the VM or host at that time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFacts(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -514,6 +537,16 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.TopVms,
                     request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.TopVmsRequest.FromString,
                     response_serializer=whitepanda_dot_v1_dot_fleet__pb2.TopVmsResponse.SerializeToString,
+            ),
+            'GetFacts': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFacts,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.GetFactsRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.Facts.SerializeToString,
+            ),
+            'ListFacts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFacts,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListFactsRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListFactsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1299,6 +1332,60 @@ class Fleet:
             '/whitepanda.v1.Fleet/TopVms',
             whitepanda_dot_v1_dot_fleet__pb2.TopVmsRequest.SerializeToString,
             whitepanda_dot_v1_dot_fleet__pb2.TopVmsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFacts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/GetFacts',
+            whitepanda_dot_v1_dot_fleet__pb2.GetFactsRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.Facts.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFacts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/ListFacts',
+            whitepanda_dot_v1_dot_fleet__pb2.ListFactsRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.ListFactsResponse.FromString,
             options,
             channel_credentials,
             insecure,

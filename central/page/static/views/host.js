@@ -1,7 +1,7 @@
 // One host: who suffers there, beside its own baseline; any metrics of its VMs at any time; the host in all.
 import { charts, COLOURS, timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
-import { count, counted, duration, isKnown, nanoseconds, none, number, plain, time } from "../format.js";
+import { bytes, count, counted, duration, isKnown, nanoseconds, none, number, plain, time } from "../format.js";
 import { unlessUnknown } from "../api.js";
 import { chosen, metric } from "../metrics.js";
 import { inOneLine } from "../remedy.js";
@@ -28,12 +28,13 @@ export async function load(ask, { what, parameters }) {
   const shown = span(parameters, POINTS);
   const metrics = chosen(parameters.metrics, USUAL);
   const times = { since_unix_ns: nanoseconds(Math.max(shown.since, shown.until - DAY_MS)), until_unix_ns: nanoseconds(shown.until) };
-  const [host, series] = await Promise.all([
+  const [host, series, known] = await Promise.all([
     ask("v1/host-timeline", { host: what, ...times, points: 2 }),
     askSeries(ask, { hosts: [what] }, [...new Set([...metrics, ...TOTALS.map(([name]) => name)])], shown),
+    unlessUnknown(ask("v1/facts", { host: what, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
   ]);
   const open = host.incidents.find((i) => i.open);
-  return { shown, metrics, host, series, detail: open ? await unlessUnknown(ask(`v1/incidents/${open.id}`)) : null };
+  return { shown, metrics, host, series, known: known?.host?.facts, detail: open ? await unlessUnknown(ask(`v1/incidents/${open.id}`)) : null };
 }
 
 const path = (host) => `/host/${encodeURIComponent(host)}`;
@@ -96,7 +97,7 @@ function totals({ series }, spans, most) {
 }
 
 export function draw(data, route) {
-  const { host, series, shown, metrics, detail } = data;
+  const { host, series, shown, metrics, detail, known } = data;
   const { vms: asked = "", as = "" } = route.parameters;
   const name = (vm) => vm.name || vm.vm;
   const wanted = new Set(asked.split(",").filter(Boolean));
@@ -136,6 +137,8 @@ export function draw(data, route) {
     s ? facts([
       ["State", hostStates(s)],
       ["Platform", s.platform],
+      ["Size", known && [known.cpus && counted(known.cpus, "CPU"), known.memory_bytes && bytes(known.memory_bytes), known.caches.length > 0 && counted(known.caches.length, "LLC domain")].filter(Boolean).join(", ")],
+      ["Labels", known && Object.entries(known.labels ?? {}).map(([label, value]) => `${label}=${value}`).join(", ")],
       ["Agent", s.agent_version],
       ["Last seen", time(s.last_seen_unix_ns)],
       ["Batches that wait there", count(s.spooled_batches)],

@@ -2,7 +2,7 @@
 import { unlessUnknown } from "../api.js";
 import { charts, timeChart } from "../charts.js";
 import { facts, field, form, h, section } from "../dom.js";
-import { counted, duration, exact, isKnown, nanoseconds, slowDown, time } from "../format.js";
+import { bytes, counted, duration, exact, isKnown, nanoseconds, number, slowDown, time } from "../format.js";
 import { chosen, metric } from "../metrics.js";
 import { actions, inOneLine } from "../remedy.js";
 import { askSeries, askYesterday, metricBoxes, POINTS } from "../series.js";
@@ -14,7 +14,7 @@ const USUAL = ["slow_down_ratio", "cpi", "cpu_usage_cores", "llc_occupancy_bytes
 const DAY_MS = 86_400_000;
 const BRIDGED_NS = 150e9;
 
-export const title = ({ what }, data) => `VM ${data?.history?.name || data?.series?.vms[0]?.name || what}`;
+export const title = ({ what }, data) => `VM ${data?.history?.name || data?.known?.versions[0]?.facts.name || data?.series?.vms[0]?.name || what}`;
 
 export async function load(ask, { what, parameters }) {
   const shown = span(parameters, POINTS);
@@ -24,16 +24,29 @@ export async function load(ask, { what, parameters }) {
   const history = await unlessUnknown(ask(`v1/vms/${encodeURIComponent(what)}/history`, { ...times, max_windows: 1 }));
   const vm = history?.vm ?? what;
   const asked = { vms: [vm] };
-  const [series, beside, incidents] = await Promise.all([
+  const [series, beside, incidents, known] = await Promise.all([
     askSeries(ask, asked, metrics, shown),
     other ? askSeries(ask, { vms: [other] }, metrics, shown) : parameters.compare ? askYesterday(ask, asked, metrics, shown) : null,
     unlessUnknown(ask("v1/incidents", { vm, page_size: 50 })),
+    unlessUnknown(ask("v1/facts", { vm, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
   ]);
   const last = incidents?.incidents[0];
   const detail = last ? await unlessUnknown(ask(`v1/incidents/${last.id}`)) : null;
-  if (!history && !series && !last) await ask(`v1/vms/${encodeURIComponent(what)}/history`, times); // says what is not known
-  return { shown, metrics, history, series, beside, incidents: incidents?.incidents ?? [], detail, other };
+  if (!history && !series && !last && !known) await ask(`v1/vms/${encodeURIComponent(what)}/history`, times); // says what is not known
+  return { shown, metrics, history, series, beside, incidents: incidents?.incidents ?? [], detail, other, known };
 }
+
+const VERSIONS = [
+  { label: "From", value: (v) => v.facts.unix_ns, cell: (v) => exact(v.facts.unix_ns), isTime: true },
+  { label: "Until", value: (v) => v.until_unix_ns, cell: (v) => (v.until_unix_ns ? exact(v.until_unix_ns) : "now"), isTime: true },
+  { label: "Host", value: (v) => v.host, cell: (v) => hostLink(v.host) },
+  { label: "vCPUs", value: (v) => v.facts.vcpus, numeric: true },
+  { label: "Quota, cores", value: (v) => v.facts.cpu_quota_cores, cell: (v) => (isKnown(v.facts.cpu_quota_cores) ? number(v.facts.cpu_quota_cores) : ""), numeric: true },
+  { label: "Memory", value: (v) => v.facts.memory_bytes, cell: (v) => (v.facts.memory_bytes ? bytes(v.facts.memory_bytes) : ""), numeric: true },
+  { label: "Flavor", value: (v) => v.facts.flavor },
+  { label: "Image", value: (v) => v.facts.image },
+  { label: "Project", value: (v) => v.facts.project },
+];
 
 const path = (what) => `/vm/${encodeURIComponent(what)}`;
 
@@ -96,18 +109,22 @@ function compareForm(route) {
 export function draw(data, route) {
   const { history, series, incidents, shown } = data;
   const vm = history?.vm ?? series?.vms[0]?.vm ?? route.what;
-  const name = history?.name || series?.vms[0]?.name || vm;
+  const name = history?.name || data.known?.versions[0]?.facts.name || series?.vms[0]?.name || vm;
   const events = history?.events ?? [];
+  const { facts: is, host: at } = data.known?.vm ?? data.known?.versions[0] ?? {};
   const part = incidents.flatMap((i) => [...i.victims, ...i.suspects]).find((each) => each.vm === vm);
-  const job = series?.vms[0]?.job || part?.job || events[0]?.event.job;
-  const hosts = [...new Set([...(series?.vms[0]?.hosts ?? []), ...(history?.windows ?? []).map((each) => each.host), ...events.map((each) => each.host)])];
+  const job = series?.vms[0]?.job || is?.job || part?.job || events[0]?.event.job;
+  const hosts = [...new Set([...(series?.vms[0]?.hosts ?? []), ...(history?.windows ?? []).map((each) => each.host), ...events.map((each) => each.host), ...(at ? [at] : [])])];
   const recommended = data.detail?.incident.open ? data.detail.incident.recommendations : [];
   return [
     story(data, vm),
     facts([
       ["UUID", vm],
       ["Job", job && jobLink(job)],
-      ["Project", part?.project],
+      ["Project", (is?.project || part?.project) && link("/vms", is?.project || part.project, { project: is?.project || part.project })],
+      ["Size", is && [isKnown(is.vcpus) && counted(is.vcpus, "vCPU"), is.memory_bytes && bytes(is.memory_bytes), isKnown(is.cpu_quota_cores) && `quota ${number(is.cpu_quota_cores)} cores`].filter(Boolean).join(", ")],
+      ["Flavor, image", is && [is.flavor, is.image].filter(Boolean).join(", ")],
+      ["Manager", is?.manager],
       ["Host", hosts.length > 0 && h("span", null, hosts.map((host, k) => [k > 0 && ", ", hostLink(host)]))],
       ["Last found", events.length > 0 && h("span", null, found(events[0].event), ", ", time(events[0].event.unix_ns))],
       ["Keep it quiet", link("/silences", "silence", { vm })],
@@ -116,6 +133,7 @@ export function draw(data, route) {
     h("div", { class: "choices" }, metricBoxes(data.metrics), compareForm(route)),
     drawn(data, name),
     recommended.length > 0 && actions(recommended),
+    data.known?.versions.length > 0 && section("What it was", table("vm-versions", "Its size, place and owner, the last version first", VERSIONS, data.known.versions, "")),
     section("What its host found", table("vm-events", "Changes of its behaviour, the last first", EVENTS, events, "Nothing was found in this time.")),
     section("Incidents", table("vm-incidents", `With it as a victim or a suspect, ${counted(incidents.length, "incident")}, the last that began first`, INCIDENT_COLUMNS, incidents, "It was in no incident that is kept.")),
   ];

@@ -4,6 +4,7 @@ import grpc
 import pytest
 
 from central.api.requests import ApiError
+from central.validation.facts import FactRow
 from central.validation.triggers import TriggerRow
 from tests.support.page_fleet import PageCentral, S, Size, vm_id
 from whitepanda.v1 import agent_pb2, fleet_pb2
@@ -57,13 +58,14 @@ async def test_pages_follow_each_other_and_a_token_is_for_its_own_filter(central
         await listed(central, order="colour")
 
 
-async def test_projects_narrow_the_list_and_the_search(central):
-    central.fleet.parts.project_of = lambda vm: "shop" if vm == vm_id(1) else ""
-    assert [vm.vm for vm in (await listed(central, project="shop")).vms] == [vm_id(1)]
+async def test_projects_of_facts_narrow_the_list_and_the_search(central):
+    central.note_facts(range(2))  # of shop and search
+    assert [vm.vm for vm in (await listed(central, project="shop")).vms] == [vm_id(0)]
     assert (await listed(central, project="none")).vms_in_all == 0
     assert await hits(central, "shop") == [("project", "shop", False)]
-    assert await hits(central, "e", project="shop") == [
+    assert await hits(central, "e", project="search") == [
         ("host", "node0001", False), ("job", "orders-db", False), ("vm", "orders-db-1", False),
+        ("project", "search", False),
     ]  # fmt: skip
 
 
@@ -77,7 +79,10 @@ async def test_a_search_finds_vms_by_name_and_uuid_hosts_and_jobs(central):
 
 
 async def test_a_search_finds_vms_that_are_gone(central):
-    central.registry.vm_names.note([("node0002", "gone-uuid", "old-mail")])
+    facts = agent_pb2.VmFacts(unix_ns=central.now - 7200 * S, vm="gone-uuid", name="old-mail", job="mail")
+    gone = agent_pb2.VmFacts(unix_ns=central.now - 3600 * S, vm="gone-uuid", name="old-mail", job="mail", gone=True)
+    rows = [FactRow("node0002", "gone-uuid", each.unix_ns, each.SerializeToString()) for each in (facts, gone)]
+    central.fleet.facts.take(rows)
     assert await hits(central, "old-ma") == [("vm", "old-mail", True)]
     # What only incident history knows, as after central's restart.
     at = central.now - 3600 * S

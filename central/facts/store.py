@@ -1,0 +1,51 @@
+"""Facts in the database of incident history. All methods block and may be called from any thread."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from central.facts import tables
+from central.facts.records import HostRecord, VmRecord
+from central.incidents.store import IncidentStore
+from central.validation.facts import FactRow
+
+
+class FactStore:
+    """Versions of facts. Every method raises `central.incidents.store.StoreError` if the database does not answer."""
+
+    def __init__(self, database: IncidentStore) -> None:
+        self._database = database
+        database.prepare(tables.METADATA)
+
+    def take(self, rows: Sequence[FactRow]) -> int:
+        """Keep versions that are new, and return how many are."""
+        return self._database.write(lambda connection: tables.take(connection, rows))
+
+    def prune(self, before_unix_ns: int) -> int:
+        """Delete versions that were last said before a time, some at once; return how many."""
+        return self._database.write(lambda connection: tables.prune(connection, before_unix_ns))
+
+    def vms_at(
+        self,
+        unix_ns: int,
+        *,
+        vm: str = "",
+        host: str = "",
+        project: str = "",
+        after: tuple[str, str] = ("", ""),
+        limit: int = 1000,
+    ) -> list[VmRecord]:
+        """Return the VMs that were there at a time, each as it was then, by host and UUID after a place."""
+        ask = partial(tables.vms_at, unix_ns=unix_ns, vm=vm, host=host, project=project, after=after, limit=limit)
+        return self._database.read(ask)
+
+    def hosts_at(self, unix_ns: int, *, host: str = "", after: str = "", limit: int = 1000) -> list[HostRecord]:
+        """Return hosts as they were at a time, by name after a place."""
+        return self._database.read(partial(tables.hosts_at, unix_ns=unix_ns, host=host, after=after, limit=limit))
+
+    def history(self, vm: str) -> list[VmRecord]:
+        """Return the last hundred versions of a VM, on whichever host, newest first."""
+        return self._database.read(lambda connection: tables.history(connection, vm))
+
+    def find(self, text: str, limit: int) -> list[VmRecord]:
+        """Return the last version of VMs, also gone ones, by a part of UUID, name, project, job or host."""
+        return self._database.read(lambda connection: tables.find(connection, text, limit))

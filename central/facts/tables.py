@@ -1,0 +1,172 @@
+"""The table of facts, in SQLite and PostgreSQL alike: a row is a version, and ends where the next one begins.
+
+Versions may arrive in any order (after an outage the newest come first) and more than once.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from central.facts.records import HostRecord, VmRecord, host_record, vm_record
+from central.validation.facts import FactRow
+from whitepanda.v1 import agent_pb2
+
+METADATA = sa.MetaData()
+facts = sa.Table(
+    "facts",
+    METADATA,
+    sa.Column("host", sa.Text, primary_key=True),
+    sa.Column("vm", sa.Text, primary_key=True),  # UUID; "": of the host itself
+    sa.Column("from_unix_ns", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("seen_unix_ns", sa.BigInteger, nullable=False),  # when it was last said to be so
+    sa.Column("gone", sa.Boolean, nullable=False),  # the VM left the host
+    sa.Column("digest", sa.LargeBinary, nullable=False),  # of all but the time
+    sa.Column("payload", sa.LargeBinary, nullable=False),  # whitepanda.v1.VmFacts or HostFacts
+    # Lower case, to be searched.
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("job", sa.Text, nullable=False),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Index("facts_of_vm", "vm", "from_unix_ns"),
+    sa.Index("facts_by_seen", "seen_unix_ns"),
+)
+_c = facts.c
+_SHOWN_VERSIONS = 100
+_FOUND_AT_MOST = 1000
+_PRUNED_AT_ONCE = 500
+
+
+def take(connection: sa.Connection, rows: Sequence[FactRow]) -> int:
+    """Keep versions that are new, and return how many are."""
+    return sum(_take(connection, row) for row in rows)
+
+
+def _take(connection: sa.Connection, row: FactRow) -> int:
+    of = (_c.host == row.host) & (_c.vm == row.vm)
+    said: Any = (agent_pb2.VmFacts if row.vm else agent_pb2.HostFacts).FromString(row.payload)
+    said.unix_ns = 0
+    digest = hashlib.blake2b(said.SerializeToString(deterministic=True), digest_size=16).digest()
+    near = sa.select(facts).where(of)
+    before = connection.execute(near.where(_c.from_unix_ns <= row.unix_ns).order_by(_c.from_unix_ns.desc()).limit(1))
+    last = before.first()
+    if last is not None and (last.digest == digest or last.from_unix_ns == row.unix_ns):
+        if last.digest == digest and row.unix_ns > last.seen_unix_ns:
+            at = of & (_c.from_unix_ns == last.from_unix_ns)
+            connection.execute(facts.update().where(at).values(seen_unix_ns=row.unix_ns))
+        return 0
+    after = connection.execute(near.where(_c.from_unix_ns > row.unix_ns).order_by(_c.from_unix_ns).limit(1)).first()
+    if after is not None and after.digest == digest:  # the same began earlier than was known
+        at = of & (_c.from_unix_ns == after.from_unix_ns)
+        connection.execute(facts.update().where(at).values(from_unix_ns=row.unix_ns))
+        return 0
+    is_vm = bool(row.vm)
+    texts = {name: getattr(said, name).lower() if is_vm else "" for name in ("name", "job", "project")}
+    values = {"host": row.host, "vm": row.vm, "from_unix_ns": row.unix_ns, "seen_unix_ns": row.unix_ns}
+    gone = is_vm and said.gone
+    connection.execute(facts.insert().values(**values, **texts, gone=gone, digest=digest, payload=row.payload))
+    return 1
+
+
+def vms_at(
+    connection: sa.Connection,
+    unix_ns: int,
+    *,
+    vm: str = "",
+    host: str = "",
+    project: str = "",
+    after: tuple[str, str] = ("", ""),
+    limit: int = 1000,
+) -> list[VmRecord]:
+    """Return the VMs that were there at a time, each as it was then, by host and UUID after a place."""
+    conditions = [_c.vm == vm] if vm else [_c.vm != ""]
+    if host:
+        conditions.append(_c.host == host)
+    then = [*([_c.project == project.lower()] if project else []), sa.tuple_(_c.host, _c.vm) > sa.tuple_(*after)]
+    return [vm_record(*row) for row in _at(connection, unix_ns, conditions, then, limit)]
+
+
+def hosts_at(
+    connection: sa.Connection, unix_ns: int, *, host: str = "", after: str = "", limit: int = 1000
+) -> list[HostRecord]:
+    """Return hosts as they were at a time, by name after a place."""
+    conditions = [_c.vm == "", *([_c.host == host] if host else [])]
+    return [host_record(*row) for row in _at(connection, unix_ns, conditions, [_c.host > after], limit)]
+
+
+def history(connection: sa.Connection, vm: str) -> list[VmRecord]:
+    """Return the last hundred versions of a VM, on whichever host, newest first."""
+    until = sa.func.lead(_c.from_unix_ns, 1, 0).over(partition_by=(_c.host, _c.vm), order_by=_c.from_unix_ns)
+    versions = (
+        sa.select(_c.host, _c.payload, _c.from_unix_ns, until.label("until"), _c.gone).where(_c.vm == vm).subquery()
+    )
+    shown = sa.select(versions).where(~versions.c.gone).order_by(versions.c.from_unix_ns.desc(), versions.c.host)
+    return [vm_record(*row[:4]) for row in connection.execute(shown.limit(_SHOWN_VERSIONS))]
+
+
+def find(connection: sa.Connection, text: str, limit: int) -> list[VmRecord]:
+    """Return the last version of VMs, also of gone ones, with a text in UUID, name, project, job or host.
+
+    Those that equal it come first, then those that begin with it, then the others, the newest first.
+    """
+    wanted = text.lower()
+    columns = (_c.vm, _c.name, _c.project, _c.job, sa.func.lower(_c.host))
+    has = sa.or_(*(column.contains(wanted, autoescape=True) for column in columns))
+    is_equal = sa.or_(*(column == wanted for column in columns))
+    begins = sa.or_(*(column.startswith(wanted, autoescape=True) for column in columns))
+    rank = sa.case((is_equal, 0), (begins, 1), else_=2)
+    newest = (
+        sa.select(_c.host, _c.vm, sa.func.max(_c.from_unix_ns).label("newest"))
+        .where(_c.vm != "", ~_c.gone)
+        .group_by(_c.host, _c.vm)
+        .subquery()
+    )
+    ended = sa.select(sa.func.min(_later.c.from_unix_ns)).where(
+        _later.c.host == _c.host, _later.c.vm == _c.vm, _later.c.from_unix_ns > _c.from_unix_ns
+    )
+    found = (
+        sa.select(_c.host, _c.payload, _c.from_unix_ns, sa.func.coalesce(ended.scalar_subquery(), 0))
+        .join(newest, (newest.c.host == _c.host) & (newest.c.vm == _c.vm) & (newest.c.newest == _c.from_unix_ns))
+        .where(has)
+        .order_by(rank, _c.from_unix_ns.desc(), _c.host, _c.vm)
+    )
+    return [vm_record(*row) for row in connection.execute(found.limit(min(limit, _FOUND_AT_MOST)))]
+
+
+def prune(connection: sa.Connection, before_unix_ns: int) -> int:
+    """Delete versions that were last said before a time, some at once; return how many."""
+    old = sa.select(_c.host, _c.vm, _c.from_unix_ns).where(_c.seen_unix_ns < before_unix_ns).limit(_PRUNED_AT_ONCE)
+    keys = connection.execute(old).all()
+    for host, vm, from_unix_ns in keys:
+        at = (_c.host == host) & (_c.vm == vm) & (_c.from_unix_ns == from_unix_ns)
+        connection.execute(facts.delete().where(at))
+    return len(keys)
+
+
+_later = facts.alias("later")
+
+
+def _at(
+    connection: sa.Connection,
+    unix_ns: int,
+    conditions: Iterable[sa.ColumnElement[bool]],
+    then: Iterable[sa.ColumnElement[bool]],
+    limit: int,
+) -> list[tuple[str, bytes, int, int]]:
+    """Return (host, payload, from, until) of what held at a time, of VMs and hosts with `conditions`."""
+    newest = (
+        sa.select(_c.host, _c.vm, sa.func.max(_c.from_unix_ns).label("newest"))
+        .where(*conditions, _c.from_unix_ns <= unix_ns)
+        .group_by(_c.host, _c.vm)
+        .subquery()
+    )
+    ended = sa.select(sa.func.min(_later.c.from_unix_ns)).where(
+        _later.c.host == _c.host, _later.c.vm == _c.vm, _later.c.from_unix_ns > _c.from_unix_ns
+    )
+    held = (
+        sa.select(_c.host, _c.payload, _c.from_unix_ns, sa.func.coalesce(ended.scalar_subquery(), 0))
+        .join(newest, (newest.c.host == _c.host) & (newest.c.vm == _c.vm) & (newest.c.newest == _c.from_unix_ns))
+        .where(~_c.gone, *then)
+        .order_by(_c.host, _c.vm)
+    )
+    return [(host, payload, begun, until) for host, payload, begun, until in connection.execute(held.limit(limit))]
