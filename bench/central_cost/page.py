@@ -28,7 +28,10 @@ from tests.support.page_fleet import PageCentral, Size
 
 RUNS = 5
 VIEWS = (
-    ("overview", ""),
+    ("now", ""),
+    ("vms", "#/vms"),
+    ("vms, sorted", "#/vms?order=cpu&descending=true"),
+    ("vm", "#/vm/web-0"),
     ("hosts", "#/hosts"),
     ("host", "#/host/node0001"),
     ("jobs", "#/jobs"),
@@ -41,6 +44,10 @@ VIEWS = (
 CALLS = (
     "overview",
     "hosts?page_size=1000",
+    "vms?page_size=100",
+    "vms?page_size=100&text=web-1&order=cpi&descending=true",
+    "search?text=web-1",
+    "series?hosts=node0001&metrics=cpi&metrics=cpu_usage_cores",
     "host-timeline?host=node0001",
     "job-statistics?page_size=1000",
     "job?job=batch-scan",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import grpc
 
 from central.api.admission import Turns, Worker
-from central.api.lake_queries import LakeTotals, RecentVms
+from central.api.lake_queries import LakeTotals, RecentVms, Running
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.requests import ApiError, away
 from central.authorisation.revocation_list import Revoked
@@ -35,6 +35,7 @@ from central.own_threads import SharedAnswer
 from central.placement.known_facts import Facts, sizes_at
 from central.placement.live import LiveFleet
 from central.validation.events import EventRow
+from central.vms.listing import VmList
 from whitepanda.common.errors import InputError
 from whitepanda.common.tls import OwnCertificate, TlsFiles
 from whitepanda.v1 import fleet_pb2
@@ -183,6 +184,8 @@ class Context:
         self.windows = VmWindows(self.times)
         self.fleet_history = FleetHistory(lake, self.times, round(slot_s * 1e9))
         self.lake_totals = SharedAnswer(LakeTotals(lake).count, _REST)
+        self.listed = VmList(())
+        self.listed_of: Running | None = None  # made of an answer of `recent`
         self.recent = RecentVms(
             lake, self.times, gone_s=section.gone_s, refresh_s=section.refresh_s, clock_unix_ns=clock_unix_ns
         )

@@ -19,6 +19,7 @@ from central.api import (
     silences,
     upgrades,
     versions,
+    vms,
 )
 from central.api.context import Context
 from central.api.limits import QUEUED
@@ -53,8 +54,10 @@ METHODS: Mapping[str, Callable[[Context, Any], Awaitable[Any]]] = {
     "PlanObservation": upgrades.plan,
     "PredictRuntime": runtimes.predict,
     "QuerySeries": history.query_series,
-    "RankHosts": placement.rank_hosts,
     "TopVms": history.top_vms,
+    "ListFleetVms": vms.list_vms,
+    "RankHosts": placement.rank_hosts,
+    "Search": vms.search,
 }
 #: Those that write, for `Role.RESPONDER`; they are given the caller's name too.
 WRITES: Mapping[str, Callable[[Context, Any, str], Awaitable[Any]]] = {
@@ -77,8 +80,8 @@ class Fleet(Context):
     ) -> Any:
         """Answer an authorised caller's request, when its turn comes; raises ApiError if there is no answer.
 
-        `has_left` returns whether the client left; then nothing is asked, or the question is cancelled (CANCELLED).
-        `names` are those of the caller's certificate; none without a certificate.
+        `has_left` returns whether the client left while it waited; then nothing is asked, or the question is cancelled
+        (CANCELLED). `names` are those of the caller's certificate; none without a certificate.
         """
         check(request)
         async with self.turns.turn(has_queue=method in QUEUED):

@@ -35,7 +35,8 @@ Found = TypeVar("Found")
 class Running:
     """VMs with windows that began in [since, until), each where it was last.
 
-    `vms` has the columns machine, vm, job, platform, cpi (null if not known) and cpu_usage_cores.
+    `vms` has the columns machine, vm, job, platform, cpi (null if not known), cpu_usage_cores, and last: when its last
+    window began.
     """
 
     since_unix_ns: int
@@ -145,7 +146,7 @@ class RecentVms:
             # A VM that moved counts where it was last.
             order = [ibis.desc("last"), "machine", "job", "platform"]
             placed = means.mutate(place=ibis.row_number().over(group_by="vm", order_by=order))
-            return connection.to_pyarrow(placed.filter(placed.place == 0).drop("place", "last").order_by("vm"))
+            return connection.to_pyarrow(placed.filter(placed.place == 0).drop("place").order_by("vm"))
 
         found = _ask(self._lake, self._times, since, until, ask)
         return Running(since, until, found, len(found.column("job").unique()))

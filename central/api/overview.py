@@ -5,6 +5,7 @@ from importlib import metadata
 
 from central.api.context import Context
 from central.api.hosts import by_reason, held_back, paced, silence
+from central.api.lake_queries import Running
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.requests import read_top
 from central.journal.latency import BOUNDS_S
@@ -74,9 +75,7 @@ async def get_overview(context: Context, request: fleet_pb2.GetOverviewRequest) 
     totals = await history.ask(history.store.totals, since_unix_ns=since, open_since_unix_ns=open_since, top=top)
     is_open = await history.mark(await history.ask(history.store.open_now, open_since, limit=top))
     silent = silence(context, now)
-    running, is_old = context.recent.known()
-    if is_old and (context.refreshing is None or context.refreshing.done()):
-        context.refreshing = asyncio.create_task(_refresh(context), name="who runs now")
+    running = last_running(context)
     built = context.builder.current
     for antagonist in totals.antagonists:
         known = None if built is None else built.coefficient(antagonist.job)
@@ -109,6 +108,14 @@ async def get_data_health(context: Context, request: fleet_pb2.GetDataHealthRequ
     found.held_back.extend(slowed[:top])
     found.held_back_hosts = len(slowed)
     return found
+
+
+def last_running(context: Context) -> Running | None:
+    """Return which VMs run, as it was last read, and have it read anew if that is old; None if it never was."""
+    running, is_old = context.recent.known()
+    if is_old and (context.refreshing is None or context.refreshing.done()):
+        context.refreshing = asyncio.create_task(_refresh(context), name="who runs now")
+    return running
 
 
 async def _refresh(context: Context) -> None:

@@ -22,9 +22,9 @@ class Role(enum.Enum):
 
 _FLEET = (
     "CompareSides", "GetDataHealth", "GetFacts", "GetFleetStatus", "GetHostTimeline", "GetIncident",
-    "GetIncidentTimeline", "GetJob", "GetOverview", "GetVmHistory", "ListAudit", "ListCoefficients",
-    "ListEvents", "ListFacts", "ListHosts", "ListIncidents", "ListJobLoadings", "ListJobStatistics", "ListSilences",
-    "ListSuspectJobs", "PlanObservation", "PredictRuntime", "QuerySeries", "RankHosts", "TopVms",
+    "GetIncidentTimeline", "GetJob", "GetOverview", "GetVmHistory", "ListAudit", "ListCoefficients", "ListEvents",
+    "ListFacts", "ListFleetVms", "ListHosts", "ListIncidents", "ListJobLoadings", "ListJobStatistics", "ListSilences",
+    "ListSuspectJobs", "PlanObservation", "PredictRuntime", "QuerySeries", "RankHosts", "Search", "TopVms",
 )  # fmt: skip
 _FLEET_WRITES = ("AcknowledgeIncident", "AddIncidentNote", "CreateSilence", "EndSilence")
 ROLES: Mapping[str, Role] = {

@@ -31,6 +31,7 @@ _NEEDED = {
     ("CreateSilence", "reason"),
     ("CreateSilence", "end_unix_ns"),
     ("GetVmHistory", "vm"),
+    ("Search", "text"),
     ("PlanObservation", "margin_percent"),
     ("PredictRuntime", "job"),
     ("GetJob", "job"),
@@ -102,6 +103,10 @@ ROUTES = (
     Route("/v1/silences/{id}/end", "EndSilence", "End a silence before its time", (404, 413, 415), "POST"),
     Route("/v1/audit", "ListAudit", "Who acknowledged, noted and silenced what, the last first"),
     Route("/v1/suspect-jobs", "ListSuspectJobs", "How often, and on how many hosts, a job was suspected first", (404,)),
+    Route("/v1/facts", "GetFacts", "What a VM or host was at a time, and a VM's last versions", (404,)),
+    Route("/v1/facts/vms", "ListFacts", "The VMs that were there at a time, as they were then"),
+    Route("/v1/vms", "ListFleetVms", "VMs that run, filtered and sorted"),
+    Route("/v1/search", "Search", "VMs, hosts, jobs and projects by a part of a name; also VMs that are gone"),
     Route("/v1/vms/{vm}/history", "GetVmHistory", "Windows, events and incidents of a VM over at most a day", (404,)),
     Route("/v1/job-loadings", "ListJobLoadings", "Loading vectors of the jobs that ran lately, by name"),
     Route("/v1/placement", "RankHosts", "Hosts for a new VM, where it would suffer least first", (404,)),
@@ -190,13 +195,20 @@ def to_json(message: Message) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
-        if field.is_repeated:
+        if _is_map(field):
+            found[field.name] = dict(value)
+        elif field.is_repeated:
             found[field.name] = [_json_value(field, one) for one in value]
         elif field.has_presence and not message.HasField(field.name):
             found[field.name] = None
         else:
             found[field.name] = _json_value(field, value)
     return found
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    """Whether a field is a map of texts."""
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
 def _json_value(field: Any, value: Any) -> Any:
@@ -337,6 +349,9 @@ def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:
     schemas[message.name] = {}  # while those within it are made
     properties = {}
     for field in message.fields:
+        if _is_map(field):
+            properties[field.name] = {"type": "object", "additionalProperties": {"type": "string"}}
+            continue
         if field.message_type is not None:
             _add_schema(schemas, field.message_type)
         schema = _schema(field, is_parameter=False)
@@ -344,9 +359,8 @@ def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:
             schema = {"type": "array", "items": schema}
         elif field.message_type is not None:
             schema = {"oneOf": [schema, {"type": "null"}]}
-        elif field.has_presence:
-            kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"], "null"]
-            schema = {**schema, "type": kinds}
+        elif field.has_presence and field.cpp_type not in _NUMBERS:  # these may be null anyway
+            schema = {**schema, "type": [schema["type"], "null"]}
         note = notes().get((message.name, field.name))
         properties[field.name] = {**schema, "description": note} if note else schema
     required = [field.name for field in message.fields]

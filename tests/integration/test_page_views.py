@@ -25,14 +25,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.asyncio(loo
 
 #: Link of each view, its heading, and what it shows of a fleet and of nothing.
 VIEWS = (
-    ("", "Fleet", "Top antagonists", "No host has connected yet"),
+    ("", "Who suffers now", "Top antagonists", "No host has connected yet"),
+    ("#/vms", "VMs", "web-0", "No VM runs, or central has not read the first windows yet"),
     ("#/hosts", "Hosts", "node0001", "No host has connected yet"),
-    ("#/host/node0001?hours=1", "Host node0001", "CPI over time", "nothing is known of host 'node0001'"),
+    ("#/host/node0001", "Host node0001", "The host in all", "nothing is known of host 'node0001'"),
     (f"#/vm/{vm_id(0)}", "VM web-0", "What its host found", "no window, event or incident of VM"),
     ("#/jobs", "Jobs", "batch-scan", "No version of statistics has been built yet"),
     ("#/job/batch-scan", "Job batch-scan", "Coefficient over versions", "nothing is known of job 'batch-scan'"),
     ("#/incidents", "Incidents", "batch-scan", "No host has reported contention yet"),
     ("#/incident/1", "Incident 1", "Evidence", "no incident 1;"),
+    ("#/silences", "Silences", "New silence", "Nothing is silenced"),
+    ("#/audit", "Audit", "Nobody has acknowledged", "Nobody has acknowledged"),
     ("#/upgrade?margin=20", "Upgrade: A/B evaluation", "VMs to observe", "Did it help?"),
     ("#/placement?job=web", "Placement what-if", "Stretched by", "no VM of job 'web' was seen"),
     ("#/runtime?job=web&platform=p", "Runtime what-if", "no model of runtimes", "no model of runtimes"),
@@ -138,7 +141,7 @@ async def test_names_that_turn_the_reading_direction_are_shown_by_their_numbers(
     async with PageCentral(tmp_path, Size(hosts=0)) as central, watched(browser, central.url) as seen:
         report(central, name, 1, central.now - 60 * S)
         host = quote(f"host of {name}")
-        links = ("", "#/incidents", "#/incident/1", "#/jobs", f"#/job/{job}", f"#/host/{host}?hours=1", "#/vm/v")
+        links = ("", "#/incidents", "#/incident/1", "#/jobs", f"#/job/{job}", f"#/host/{host}", "#/vm/v")
         texts = {}
         for link in (*links, f"#/incidents?suspect_job={job}", f"#/placement?job={job}"):
             await seen.open(link)
@@ -180,9 +183,12 @@ async def test_wrong_links_are_reported(one, browser):
             ("#/placement?loading=warp=1", "no resource 'warp' here"),
             ("#/upgrade?margin=abc", "“Margin, %”: must be a number (value 'abc')"),
             ("#/placement?job=web&top=9999", "“Hosts”: must be an integer from 0 to 1000"),
-            ("#/host/node0001?hours=9999", "hours=9999 cannot be shown; it is a number above 0 and at most 24"),
-            ("#/host/node0001?hours=x", "hours=x cannot be shown"),
-            (f"#/vm/{vm_id(0)}?at=abc", "at=abc is no time; it is milliseconds since 1970"),
+            ("#/host/node0001?last=999999", "last=999999 cannot be shown; it is minutes, above 0 and at most 576000"),
+            ("#/host/node0001?last=x", "last=x cannot be shown"),
+            (f"#/vm/{vm_id(0)}?from=abc", "from=abc is no time; it is milliseconds since 1970"),
+            (f"#/vm/{vm_id(0)}?from=2000&to=1000", "to must be after from, by 10 s to 400 days"),
+            (f"#/vm/{vm_id(0)}?metrics=colour", "colour"),
+            ("#/vms?order=colour", "order must be one of name, project"),
             ("#/upgrade?by=time&new=soon", "soon is no time; write one such as 2026-03-01T12:00"),
             ("#/runtime?job=web", "name"),
         ):
@@ -227,7 +233,7 @@ async def test_an_incident_is_reported_from_who_suffers_to_the_evidence(one, bro
     async with watched(browser, one.url, permissions=clipboard) as seen:
         await seen.open("#/incident/1")
         parts = await seen.page.locator("main h2").all_inner_texts()
-        assert parts == ["Victims", "Suspects", "What to do", "Evidence"]
+        assert parts == ["What to do", "People", "What happened", "Victims", "Suspects", "Evidence"]
         assert await seen.page.locator(".action:visible").count() == 2
         folded = seen.page.locator("#more-actions")
         inside = await folded.locator(".action").count()
@@ -250,14 +256,13 @@ async def test_an_incident_is_reported_from_who_suffers_to_the_evidence(one, bro
 
 async def test_a_hosts_vms_have_names_and_are_chosen_for_the_charts(thousand, browser):
     async with watched(browser, thousand.url) as seen:
-        await seen.open("#/host/node0002?hours=1")  # in no incident
+        await seen.open("#/host/node0002")  # in no incident
         names = await seen.page.locator("#host-vms-scroll tbody th").all_inner_texts()
         assert len(names) == 6 and not any("-4000-" in name for name in names), names
         box = seen.page.get_by_label(f"Draw {names[-1]}")
         only = (await box.get_attribute("id")).removeprefix("draw-")
-        await seen.open(f"#/host/node0002?hours=1&vms={only}")
-        chart = seen.page.get_by_role("img", name="CPU usage.")
-        assert "the VMs chosen below" in await chart.get_attribute("aria-label")
+        await seen.open(f"#/host/node0002?vms={only}")
+        chart = seen.page.get_by_role("img", name="CPU usage, beside its own baseline.")
         assert names[-1] in await chart.inner_text() and names[0] not in await chart.inner_text()
         assert await box.is_checked()
         other = seen.page.get_by_label(f"Draw {names[0]}")
@@ -268,8 +273,10 @@ async def test_a_hosts_vms_have_names_and_are_chosen_for_the_charts(thousand, br
         await other.uncheck()
         await seen.page.wait_for_function("() => !location.hash.includes('%2C')")
         await seen.settled()
-        await box.uncheck()
-        await seen.page.wait_for_function("() => !location.hash.includes('vms=')")
+        await seen.page.get_by_label("values as they are").check()
+        await seen.page.wait_for_function("() => location.hash.includes('as=values')")
+        await seen.settled()
+        assert await seen.page.get_by_role("img", name="CPU usage. Steps of").count() == 1
         await seen.page.locator("#host-vms-scroll tbody th a").first.click()
         await seen.page.wait_for_function("() => document.querySelector('h1').innerText.startsWith('VM ')")
         await seen.settled()
@@ -279,11 +286,9 @@ async def test_a_hosts_vms_have_names_and_are_chosen_for_the_charts(thousand, br
 SHADED = """async () => {
     const { measured, shaded } = await import("/page/views/host.js");
     const known = [1, 1, null, 1, 1, null, null, null, null, 1];
-    const host = {
-        step_ns: 60e9, vms: [{ cpu_usage_cores: known }, { cpu_usage_cores: known.map(() => null) }],
-        incidents: [{ first_unix_ns: 30e9, last_unix_ns: 570e9 }, { first_unix_ns: 360e9, last_unix_ns: 420e9 }],
-    };
-    return shaded(host, measured(host, known.map((_, k) => k * 60), 3));
+    const vms = [{ values: { cpi: known } }, { values: { cpi: known.map(() => null) } }];
+    const incidents = [{ first_unix_ns: 30e9, last_unix_ns: 570e9 }, { first_unix_ns: 360e9, last_unix_ns: 420e9 }];
+    return shaded(incidents, measured(vms, known.map((_, k) => k * 60), 60, 3));
 }"""
 
 
@@ -372,11 +377,7 @@ FITS = "() => [...document.querySelectorAll('.scroll')].map((x) => [x.id, x.scro
 async def test_the_overviews_tables_are_not_cut(thousand, browser, width):
     async with watched(browser, thousand.url, viewport={"width": width, "height": 900}) as seen:
         await seen.open()
-        assert await seen.page.evaluate(FITS) == [
-            ["overview-open-scroll", 0],
-            ["overview-hosts-scroll", 0],
-            ["overview-jobs-scroll", 0],
-        ]
+        assert await seen.page.evaluate(FITS) == [["now-scroll", 0], ["now-hosts-scroll", 0], ["now-jobs-scroll", 0]]
 
 
 async def test_on_a_telephone(thousand, browser):
@@ -388,8 +389,8 @@ async def test_on_a_telephone(thousand, browser):
         boxes = [await each.bounding_box() for each in await seen.page.locator(".tiles li").all()]
         assert [round(box["y"]) for box in boxes[:4:2]] == [round(box["y"]) for box in boxes[1:4:2]], "in twos"
         assert boxes[0]["x"] < boxes[1]["x"]
-        assert (await seen.page.locator("header").bounding_box())["height"] < 100
-        for link in ("", "#/host/node0001", "#/incident/1", "#/health"):
+        assert (await seen.page.locator("header").bounding_box())["height"] < 110
+        for link in ("", "#/vms", f"#/vm/{vm_id(0)}", "#/host/node0001", "#/incident/1", "#/silences", "#/health"):
             await seen.open(link)
             assert await seen.page.evaluate("() => document.documentElement.scrollWidth") == 360, link
         assert await serious(seen.page) == []
@@ -399,10 +400,13 @@ async def test_times_have_their_day_and_the_footer_the_zone(one, browser):
     async with watched(browser, one.url, timezone_id="Asia/Kolkata") as seen:
         await seen.open("#/incident/1")
         shown = seen.page.locator(".facts time").first
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", await shown.inner_text())
-        local = datetime.fromisoformat(await shown.inner_text() + "+05:30")
-        utc = await shown.get_attribute("title")
-        assert utc.endswith(" UTC") and local == datetime.fromisoformat(utc.replace(" UTC", "+00:00"))
+        assert re.fullmatch(r"\d+ (s|min) ago", await shown.inner_text())
+        local, utc = (await shown.get_attribute("title")).split(" local, ")
+        assert utc.endswith(" UTC")
+        assert datetime.fromisoformat(local + "+05:30") == datetime.fromisoformat(utc.replace(" UTC", "+00:00"))
+        assert datetime.fromisoformat(await shown.get_attribute("datetime")).timestamp() > 0
+        exact = seen.page.locator("#incident-evidence-scroll tbody time").first
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", await exact.inner_text())
         assert re.search(r"Local times: Asia/\w+ \(UTC\+05:30\)", await seen.page.inner_text("footer"))
 
 

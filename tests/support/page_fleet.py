@@ -5,6 +5,7 @@ What there is goes straight into lake, versions, incident history and journal, s
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -26,6 +27,7 @@ from central.journal.tables import HostRecord
 from central.journal.writer import Journal
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
+from central.validation.facts import FactRow
 from central.validation.triggers import TriggerRow
 from central.web.server import HttpApi
 from whitepanda.common.tls import TlsFiles
@@ -105,6 +107,24 @@ class PageCentral:
         await self.api.stop()
         await self.journal.close()
         self.store.close()
+
+    def note_facts(self, vms: Iterable[int]) -> None:
+        """Have hosts report what these VMs, and the hosts themselves, are; a third of VMs has no project."""
+        rows = {}
+        for vm in vms:
+            host, job = host_name(vm // self.size.vms_per_host), job_name(self._job_of(vm))
+            facts = agent_pb2.VmFacts(
+                unix_ns=self.now - 7200 * S, vm=vm_id(vm), epoch="1", name=f"{job}-{vm}", job=job, manager="nova",
+                project=("shop", "search", "")[vm % 3], flavor="m1.large", image="debian-13", vcpus=4,
+                memory_bytes=4 << 30,
+            )  # fmt: skip
+            rows[host, vm_id(vm)] = FactRow(host, vm_id(vm), facts.unix_ns, facts.SerializeToString(deterministic=True))
+            known = agent_pb2.HostFacts(
+                unix_ns=self.now - 7200 * S, cpus=64, memory_bytes=256 << 30, manager="nova", labels={"rack": "r7"}
+            )
+            rows[host, ""] = FactRow(host, "", known.unix_ns, known.SerializeToString(deterministic=True))
+        self.fleet.facts.take(list(rows.values()))
+        self.fleet.listed_of = None
 
     def report_contention(self, hosts: range, slots: int = 4, ends_ago_s: float = 60.0) -> None:
         """Have hosts report slots in contention, the last one so long ago."""
@@ -189,6 +209,11 @@ class PageCentral:
                 "cycles": pa.array((usage * 2e9 * size.window_s).astype(np.int64)),
                 "instructions": pa.array((usage * 2e9 * size.window_s / now_cpi).astype(np.int64)),
                 "memory_stall_ratio": pa.array(np.clip(0.2 * noise, 0, 1)),
+                "slow_down_ratio": pa.array(noise * (1 + 0.6 * suffers * late), mask=~is_sensitive),
+                "llc_occupancy_bytes": pa.array(cores * 6e6 * noise * (1 - 0.4 * suffers * late)),
+                "memory_bandwidth_bytes_per_s": pa.array(usage * 1.4e9 * (1 + 0.8 * ~is_sensitive * late)),
+                "memory_charged_bytes": pa.array(np.full(len(vms), 4.0 * 2**30)),
+                "pressure_cpu_some_ratio": pa.array(np.clip(0.02 * noise + 0.1 * suffers * late, 0, 1)),
                 "pressure_io_some_ratio": pa.array(np.clip(0.02 * noise, 0, 1)),
             }
             arrays = [columns.get(f.name, pa.nulls(len(vms), f.type)).cast(f.type, safe=False) for f in SAMPLES]

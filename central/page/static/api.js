@@ -11,18 +11,36 @@ export class AskError extends Error {
 const LONGEST_MS = 60_000;
 
 /** Ask for a path with parameters; those that are "" or undefined are left out, lists are given one by one. */
-export async function ask(path, parameters = {}, signal = undefined) {
+export function ask(path, parameters = {}, signal = undefined) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
     for (const one of Array.isArray(value) ? value : [value]) {
       if (one !== undefined && one !== null && one !== "") query.append(name, one);
     }
   }
-  const address = query.size ? `${path}?${query}` : path;
+  return answered(query.size ? `${path}?${query}` : path, { cache: "no-cache" }, signal);
+}
+
+/** Have central do something: a POST of a JSON object. */
+export function send(path, body) {
+  return answered(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+}
+
+/** What `asking` gives, or null where central knows nothing of what was asked for. */
+export async function unlessUnknown(asking) {
+  try {
+    return await asking;
+  } catch (error) {
+    if (error instanceof AskError && error.status === 404) return null;
+    throw error;
+  }
+}
+
+async function answered(address, options, signal = undefined) {
   const slow = AbortSignal.timeout(LONGEST_MS);
   let answer, text;
   try {
-    answer = await fetch(address, { signal: signal ? AbortSignal.any([signal, slow]) : slow, cache: "no-cache" });
+    answer = await fetch(address, { ...options, signal: signal ? AbortSignal.any([signal, slow]) : slow });
     text = await answer.text();
   } catch (error) {
     if (signal?.aborted) throw error;

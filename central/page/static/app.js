@@ -1,7 +1,9 @@
 // Which view is shown, and that it stays fresh: asked again every few seconds while somebody looks.
 import { ask, AskError } from "./api.js";
 import { h, readable } from "./dom.js";
-import { clock, zone } from "./format.js";
+import { isDragging } from "./charts.js";
+import { clock, keepAgo, zone } from "./format.js";
+import "./search.js";
 
 const SOON_MS = 1000;
 const EVERY_MS = 5000;
@@ -9,7 +11,8 @@ const SLOW_MS = 4000; // with EVERY_MS less than 10 s from when central hangs
 
 /** The first part of a link's path, and the module that shows it. */
 const VIEWS = {
-  "": () => import("./views/overview.js"),
+  "": () => import("./views/now.js"),
+  vms: () => import("./views/vms.js"),
   hosts: () => import("./views/hosts.js"),
   host: () => import("./views/host.js"),
   vm: () => import("./views/vm.js"),
@@ -21,8 +24,10 @@ const VIEWS = {
   placement: () => import("./views/placement.js"),
   runtime: () => import("./views/runtime.js"),
   health: () => import("./views/health.js"),
+  silences: () => import("./views/silences.js"),
+  audit: () => import("./views/audit.js"),
 };
-const PARENTS = { host: "hosts", vm: "hosts", job: "jobs", incident: "incidents" };
+const PARENTS = { host: "hosts", vm: "vms", job: "jobs", incident: "incidents" };
 
 const main = document.getElementById("main");
 const stale = document.getElementById("stale");
@@ -32,6 +37,16 @@ const updated = document.getElementById("updated");
 let shown = { route: null, view: null, text: "", refusal: "", at: 0, data: null };
 let asking = new AbortController();
 let timer = 0;
+
+/** Links of the header keep the project that the page is narrowed to, and it is said. */
+function markProject({ project = "" }) {
+  for (const each of document.querySelectorAll("header a[href^='#']")) {
+    each.hash = each.hash.split("?")[0] + (project ? `?${new URLSearchParams({ project })}` : "");
+  }
+  const place = document.getElementById("project");
+  place.replaceChildren();
+  if (project) place.append(h("span", null, "Project ", h("strong", null, project), ". "), h("a", { href: location.hash.replace(/([?&])project=[^&]*&?/, "$1").replace(/[?&]$/, "") }, "All projects"));
+}
 
 /** A link's view, the name behind it and its parameters: #/host/node1?hours=6. */
 function parse(hash) {
@@ -50,7 +65,7 @@ function parse(hash) {
 function markNavigation(name) {
   const current = `#/${PARENTS[name] ?? name}`;
   for (const each of document.querySelectorAll("nav a")) {
-    if (each.getAttribute("href") === current) {
+    if (each.hash.split("?")[0] === current) {
       each.setAttribute("aria-current", "page");
       const list = each.closest("ul"); // on a narrow screen it is one line that scrolls
       list.scrollLeft = each.offsetLeft - list.offsetLeft - (list.clientWidth - each.offsetWidth) / 2;
@@ -70,8 +85,11 @@ function show(title, children) {
   const focused = document.activeElement?.id;
   const selection = document.activeElement?.selectionStart ?? null;
   const isOpen = new Set([...main.querySelectorAll("details[open][id]")].map((each) => each.id));
+  const typed = new Map([...main.querySelectorAll("form[data-keep] [name]")]
+    .filter((each) => each.value !== (each.defaultValue ?? each.querySelector("option[selected]")?.value)).map((each) => [each.id, each.value]));
   main.replaceChildren(h("h1", { id: "view-title", tabindex: "-1" }, title), ...children.flat(Infinity).filter(Boolean));
   for (const each of main.querySelectorAll("details[id]")) each.open ||= isOpen.has(each.id);
+  for (const each of main.querySelectorAll("form[data-keep] [name]")) if (typed.has(each.id)) each.value = typed.get(each.id);
   const again = focused && main.querySelector(`#${CSS.escape(focused)}`);
   if (again) {
     again.focus({ preventScroll: true });
@@ -144,7 +162,8 @@ async function refresh() {
 
 function tick() {
   if (document.hidden) return; // `visibilitychange` goes on
-  refresh();
+  if (isDragging()) timer = setTimeout(tick, SOON_MS);
+  else refresh();
 }
 
 async function navigate() {
@@ -154,6 +173,7 @@ async function navigate() {
   const { signal } = asking;
   const route = parse(location.hash);
   const isFirst = shown.route === null;
+  markProject(route.parameters);
   markNavigation(route.name);
   main.setAttribute("aria-busy", "true");
   const load = Object.hasOwn(VIEWS, route.name) ? VIEWS[route.name] : null;
@@ -161,7 +181,7 @@ async function navigate() {
     shown = { route, view: null, text: "", refusal: "", at: 0, data: null };
     main.removeAttribute("aria-busy");
     main.dataset.shows = location.hash;
-    show("Nothing is here", [h("p", null, "No view has this link. ", h("a", { href: "#/" }, "Overview"))]);
+    show("Nothing is here", [h("p", null, "No view has this link. ", h("a", { href: "#/" }, "Who suffers now"))]);
     return;
   }
   let view;
@@ -189,6 +209,8 @@ async function navigate() {
 }
 
 window.addEventListener("hashchange", navigate);
+document.addEventListener("changed", () => shown.view && refresh()); // somebody had central do something
+setInterval(keepAgo, 10_000);
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && shown.view && (shown.view.isLive !== false)) {
     clearTimeout(timer);

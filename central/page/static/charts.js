@@ -1,7 +1,8 @@
 // Charts by uPlot, which is fetched when the first one is drawn. Each is one image to a screen reader, with a sentence;
 // the figures are in tables beside it.
 import { h, readable, svg } from "./dom.js";
-import { clock } from "./format.js";
+import { clock, short } from "./format.js";
+import { zoom } from "./span.js";
 
 let library;
 
@@ -48,7 +49,54 @@ function shades(spans) {
   };
 }
 
-const HEIGHT = 260;
+/** Lines across with their numbers: `marks` are {at: seconds, label}. */
+function marked(marks) {
+  return {
+    hooks: {
+      draw: (u) => {
+        const { left, top, width, height } = u.bbox;
+        u.ctx.save();
+        u.ctx.strokeStyle = u.ctx.fillStyle = named("--mark");
+        u.ctx.setLineDash([4, 4]);
+        u.ctx.lineWidth = devicePixelRatio;
+        u.ctx.font = `600 ${11 * devicePixelRatio}px system-ui, sans-serif`;
+        for (const { at, label } of marks) {
+          const x = u.valToPos(at, "x", true);
+          if (x < left || x > left + width) continue;
+          u.ctx.beginPath();
+          u.ctx.moveTo(x, top);
+          u.ctx.lineTo(x, top + height);
+          u.ctx.stroke();
+          u.ctx.fillText(label, Math.min(x + 3 * devicePixelRatio, left + width - 14 * devicePixelRatio), top + 11 * devicePixelRatio);
+        }
+        u.ctx.restore();
+      },
+    },
+  };
+}
+
+const HEIGHT = 220;
+const LEAST_DRAG = 8; // pixels
+
+/** Whether somebody drags in a chart just now: it must not be drawn anew under the pointer. */
+export const isDragging = () => document.querySelector(".chart[data-dragged]") !== null;
+
+/** Dragging over a time shows that time: another link, for which central is asked again, so all charts follow. */
+function zoomed(place) {
+  return {
+    hooks: {
+      ready: (u) => {
+        u.over.addEventListener("pointerdown", () => { place.dataset.dragged = "yes"; });
+        document.addEventListener("pointerup", () => { delete place.dataset.dragged; });
+      },
+      setSelect: (u) => {
+        delete place.dataset.dragged;
+        if (u.select.width < LEAST_DRAG) return;
+        zoom(u.posToVal(u.select.left, "x") * 1e3, u.posToVal(u.select.left + u.select.width, "x") * 1e3);
+      },
+    },
+  };
+}
 
 function chart(title, sentence, data, options) {
   const place = h("div", { class: "chart", role: "img", "aria-label": `${title}. ${sentence}` });
@@ -56,7 +104,7 @@ function chart(title, sentence, data, options) {
   const draw = async () => {
     const uPlot = await uplot();
     if (!place.isConnected || !place.clientWidth) return;
-    const made = new uPlot({ width: place.clientWidth, height: HEIGHT, ...options(uPlot) }, data, place);
+    const made = new uPlot({ width: place.clientWidth, height: HEIGHT, ...options(uPlot, place) }, data, place);
     const resized = new ResizeObserver(() => {
       if (!place.isConnected) resized.disconnect();
       else if (place.clientWidth && place.clientWidth !== made.width) made.setSize({ width: place.clientWidth, height: HEIGHT });
@@ -94,24 +142,26 @@ function bridged(values, most) {
  * @param {string} unit of y.
  * @param {Array} spans [from, to] in seconds that are shaded.
  * @param {number} most gaps of so many steps are drawn over.
+ * @param {Array} marks {at, label} in seconds.
  */
-export function timeChart(title, sentence, seconds, lines, unit, spans = [], most = 0) {
+export function timeChart(title, sentence, seconds, lines, unit, spans = [], most = 0, marks = []) {
   const isShort = lines.every((line) => line.values.filter((value) => value !== null).length < 3);
-  return chart(title, sentence, [seconds, ...lines.map((line) => bridged(line.values, most))], () => ({
-    scales: { x: { time: true } },
+  return chart(title, sentence, [seconds, ...lines.map((line) => bridged(line.values, most))], (_uPlot, place) => ({
+    scales: { x: { time: true, range: [seconds[0], seconds.at(-1)] } },
     legend: { live: true },
-    plugins: [shades(spans)],
-    axes: [axis({ values: clocks }), axis({ label: unit, size: 60 })],
+    cursor: { sync: { key: "times" }, drag: { x: true, y: false, setScale: false } },
+    plugins: [shades(spans), marked(marks), zoomed(place)],
+    axes: [axis({ values: clocks }), axis({ label: unit, size: 60, values: (_u, ticks) => ticks.map(short) })],
     series: [
       { label: "Time", value: (_u, s) => (s === null ? "–" : clock(s * 1e3)) },
       ...lines.map((line, k) => ({
         label: readable(line.label),
-        stroke: line.dash ? named("--ink") : colour(line.colour ?? k),
+        stroke: line.dash && !line.isBeside ? named("--ink") : colour(line.colour ?? k),
         width: line.dash ? 1 : 2,
         dash: line.dash ? [6, 4] : undefined,
         spanGaps: false,
         points: { show: isShort || line.points || undefined },
-        value: (_u, value) => (value === null || value === undefined ? "–" : value.toFixed(2)),
+        value: (_u, value) => short(value),
       })),
     ],
   }));
@@ -171,4 +221,13 @@ export function spark(values, sentence, most = 0) {
   });
   return svg("svg", { class: "spark", width: SPARK_WIDTH, height: SPARK_HEIGHT, viewBox: `0 0 ${SPARK_WIDTH} ${SPARK_HEIGHT}`, role: "img", "aria-label": sentence },
     svg("path", { d: path }));
+}
+
+/** Charts beside each other; `made` are charts, or texts that name what is not known, which are one line together. */
+export function charts(made, several = "charts") {
+  const absent = made.filter((each) => typeof each === "string");
+  return [
+    h("div", { class: several }, made.filter((each) => typeof each !== "string")),
+    absent.length > 0 && h("p", { class: "quiet absent" }, `Not known here: ${absent.join(", ")}.`),
+  ];
 }

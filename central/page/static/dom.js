@@ -67,6 +67,8 @@ export function form(path, label, submit, ...fields) {
     event.preventDefault();
     const all = [...new FormData(event.target)].map(([k, v]) => [k, v.trim()]);
     const given = all.filter(([, value]) => value !== "");
+    const project = new URLSearchParams(location.hash.split("?")[1]).get("project");
+    if (project && !all.some(([name]) => name === "project")) given.push(["project", project]);
     const link = `#${path}?${new URLSearchParams(given.length ? given : all.slice(0, 1))}`;
     if (link === location.hash) window.dispatchEvent(new Event("hashchange"));
     else location.hash = link;

@@ -70,11 +70,33 @@ export function zone() {
   return name && name !== "UTC" ? `${name} (${offset})` : "UTC";
 }
 
-/** A moment, nanoseconds since 1970, in local time; its title has UTC. */
-export function time(ns) {
+const DAY_MS = 86_400_000;
+
+/** How long ago a moment is, such as 3 min ago; beyond two days its day and clock. */
+export function ago(ms, now = Date.now()) {
+  const passed = now - ms;
+  if (passed > 2 * DAY_MS || passed < -5000) return clock(ms);
+  return passed < 5000 ? "just now" : `${duration(passed * 1e6)} ago`;
+}
+
+function moment(ns, text, attributes) {
   if (!ns) return NONE();
   const iso = new Date(ns / 1e6).toISOString();
-  return h("time", { datetime: iso, title: `${iso.slice(0, 19).replace("T", " ")} UTC` }, clock(ns / 1e6));
+  return h("time", { datetime: iso, title: `${clock(ns / 1e6)} local, ${iso.slice(0, 19).replace("T", " ")} UTC`, ...attributes }, text(ns / 1e6));
+}
+
+/** A moment, nanoseconds since 1970, as how long ago it is; its title has local time and UTC. `keepAgo` keeps it true. */
+export const time = (ns) => moment(ns, ago, { "data-ago": ns / 1e6 });
+
+/** A moment by day and clock, where many are compared. */
+export const exact = (ns) => moment(ns, clock, {});
+
+/** Let what is said of the past stay true while nothing is drawn anew. */
+export function keepAgo() {
+  for (const each of document.querySelectorAll("time[data-ago]")) {
+    const text = ago(Number(each.dataset.ago));
+    if (each.textContent !== text) each.textContent = text;
+  }
 }
 
 export function duration(ns) {
@@ -88,4 +110,15 @@ export function duration(ns) {
 /** A fixed64 of nanoseconds from milliseconds: too large for a number of this language. */
 export function nanoseconds(ms) {
   return `${Math.round(ms)}000000`;
+}
+
+const POWERS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+
+/** A value with three digits that say something, and its unit: 1.52, 0.031, 12.3 G. */
+export function short(value) {
+  if (!isKnown(value)) return "–";
+  const size = Math.abs(value);
+  const [power, letter] = POWERS.find(([least]) => size >= least) ?? [1, ""];
+  const digits = size === 0 ? 0 : Math.max(0, Math.min(4, 2 - Math.floor(Math.log10(size / power))));
+  return `${(value / power).toFixed(digits)}${letter && ` ${letter}`}`;
 }

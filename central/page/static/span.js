@@ -1,35 +1,64 @@
-// The time that a view shows: hours=1 to 24 that end now, or at=milliseconds since 1970.
+// The time that a view shows, which stands in its link: from and to in milliseconds since 1970; without them the last
+// hour, or `last` minutes, up to now.
 import { AskError } from "./api.js";
-import { field, form } from "./dom.js";
+import { field, form, h } from "./dom.js";
+import { clock } from "./format.js";
 
-const HOUR_MS = 3_600_000;
-const MOST_HOURS = 24;
-const HOURS = [["1", "1 hour"], ["3", "3 hours"], ["6", "6 hours"], ["24", "24 hours"]];
+const MINUTE_MS = 60_000;
+const LASTS = [["15", "15 minutes"], ["60", "1 hour"], ["360", "6 hours"], ["1440", "24 hours"], ["10080", "7 days"]];
+const MOST_MS = 400 * 1440 * MINUTE_MS;
+const LEAST_MS = 10_000;
 
-const canBe = (hours) => Number(hours) > 0 && Number(hours) <= MOST_HOURS;
-
-/**
- * The time that a link asks for.
- *
- * @param {object} parameters of the link.
- * @param {number} points the time is cut into: it ends on their grid, so that nothing changes until the next one begins.
- * @returns {object} since and until, milliseconds since 1970.
- */
-export function span({ hours = "1", at }, points) {
-  if (!canBe(hours)) {
-    throw new AskError(400, `hours=${hours} cannot be shown; it is a number above 0 and at most ${MOST_HOURS}`);
-  }
-  if (at !== undefined && !/^\d{1,14}$/.test(at)) {
-    throw new AskError(400, `at=${at} is no time; it is milliseconds since 1970, such as ${Date.now()}`);
-  }
-  const length = Number(hours) * HOUR_MS;
-  const step = length / points;
-  const until = Number(at) || Math.ceil(Date.now() / step) * step;
-  return { since: Math.max(0, until - length), until };
+function moment(name, text) {
+  if (!/^\d{1,14}$/.test(text)) throw new AskError(400, `${name}=${text} is no time; it is milliseconds since 1970, such as ${Date.now()}`);
+  return Number(text);
 }
 
-/** The form that chooses it, for the view at a path. */
-export function spanForm(path, { hours = "1" }) {
-  const options = HOURS.some(([value]) => value === hours) || !canBe(hours) ? HOURS : [...HOURS, [hours, `${hours} hours`]];
-  return form(path, "Time shown", "Show", field("Time", { name: "hours", value: hours }, options));
+/** The time that a link asks for: since and until, ms since 1970, on the grid of `points`, and whether it ends now. */
+export function span({ from, to, last = "60" }, points) {
+  if (from === undefined && to === undefined) {
+    const minutes = Number(last);
+    if (!(minutes > 0) || minutes * MINUTE_MS > MOST_MS) throw new AskError(400, `last=${last} cannot be shown; it is minutes, above 0 and at most ${MOST_MS / MINUTE_MS}`);
+    const length = minutes * MINUTE_MS;
+    const step = Math.max(1000, length / points);
+    const until = Math.ceil(Date.now() / step) * step; // nothing changes until the next step begins
+    return { since: until - length, until, isLive: true };
+  }
+  const until = to === undefined ? Date.now() : moment("to", to);
+  const since = from === undefined ? until - 60 * MINUTE_MS : moment("from", from);
+  if (until - since < LEAST_MS || until - since > MOST_MS) throw new AskError(400, "to must be after from, by 10 s to 400 days");
+  return { since, until, isLive: false };
+}
+
+/** Change parameters of the link in the address bar; those that are "" go. */
+export function change(parameters) {
+  const [path, query] = location.hash.split("?", 2);
+  const all = new URLSearchParams(query);
+  for (const [name, value] of Object.entries(parameters)) {
+    if (value === "" || value === undefined) all.delete(name);
+    else all.set(name, value);
+  }
+  location.hash = all.size ? `${path}?${all}` : path;
+}
+
+/** Show another time. */
+export const zoom = (since, until) => change({ from: Math.floor(since), to: Math.ceil(Math.min(until, Date.now())), last: "" });
+
+/** What chooses it: the last so long, and steps to the sides, in and out; dragging in a chart does the same. */
+export function spanForm(path, parameters, shown) {
+  const { since, until, isLive } = shown;
+  const length = until - since;
+  const button = (id, sign, text, go, disabled = false) =>
+    h("button", { type: "button", id: `span-${id}`, "aria-label": text, title: text, onclick: go, disabled }, sign);
+  const lasts = LASTS.some(([value]) => value === parameters.last) || !parameters.last ? LASTS : [...LASTS, [parameters.last, `${parameters.last} minutes`]];
+  const made = form(path, "Time shown", "Now", field("Up to now", { name: "last", value: parameters.last ?? "60" }, lasts),
+    ...Object.entries(parameters).filter(([name]) => !["from", "to", "last"].includes(name)).map(([name, value]) => h("input", { type: "hidden", name, value })));
+  made.classList.add("span");
+  made.append(h("span", { class: "steps", role: "group", "aria-label": "Move and zoom" },
+    button("earlier", "←", "Earlier", () => zoom(since - length / 2, until - length / 2)),
+    button("in", "+", "Zoom in", () => zoom(since + length / 4, until - length / 4), length < 4 * LEAST_MS),
+    button("out", "−", "Zoom out", () => zoom(since - length / 2, until + length / 2), length * 2 > MOST_MS),
+    button("later", "→", "Later", () => zoom(since + length / 2, until + length / 2), isLive)),
+  h("span", { class: "quiet", id: "span-shown" }, isLive ? "Live. Drag in a chart to zoom." : `${clock(since)} to ${clock(until)}`));
+  return made;
 }

@@ -1,5 +1,6 @@
 // Tables with a caption, buttons that sort, and a filter where there are many rows.
 import { h } from "./dom.js";
+import { csvButton } from "./csv.js";
 import { count, counted } from "./format.js";
 
 const SHOWN = 200;
@@ -36,8 +37,11 @@ function sorted(rows, column, descending) {
  *   numeric, isLeast: a narrow page goes without it}; the first one heads the row.
  * @param {Array} rows in the order in which they come where nobody sorts.
  * @param {string} empty what is said without rows.
+ * @param {object} remote where central sorts: {order, descending, sort: (order, descending) => {}, all: async () => every
+ *   row}; columns have an `order` then, or cannot be sorted.
+ * @param {number} most rows that are shown unless somebody wants all.
  */
-export function table(id, caption, columns, rows, empty) {
+export function table(id, caption, columns, rows, empty, remote = null, most = SHOWN) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
   const state = states.get(id) ?? { column: -1, descending: false, filter: "", all: false };
   states.set(id, state);
@@ -45,7 +49,12 @@ export function table(id, caption, columns, rows, empty) {
   const kind = (column) => [column.numeric && "number", column.isLeast && "least"].filter(Boolean).join(" ") || null;
   const note = h("p", { class: "quiet", id: `${id}-note`, "aria-live": "polite" });
   const headers = columns.map((column, k) => {
+    if (remote && !column.order) return h("th", { scope: "col", class: kind(column), title: column.hint }, h("span", null, column.label));
     const sort = () => {
+      if (remote) {
+        remote.sort(column.order, remote.order === column.order ? !remote.descending : Boolean(column.numeric));
+        return;
+      }
       if (state.column === k) state.descending = !state.descending;
       else Object.assign(state, { column: k, descending: Boolean(column.numeric) });
       fill();
@@ -60,14 +69,14 @@ export function table(id, caption, columns, rows, empty) {
       ? rows.filter((row) => columns.some((column) => typeof column.value(row) === "string" && column.value(row).toLowerCase().includes(wanted)))
       : rows;
     const inOrder = state.column < 0 ? matching : sorted(matching, columns[state.column], state.descending);
-    const shown = state.all ? inOrder : inOrder.slice(0, SHOWN);
+    const shown = state.all ? inOrder : inOrder.slice(0, most);
     headers.forEach((header, k) => {
-      if (k === state.column) header.setAttribute("aria-sort", state.descending ? "descending" : "ascending");
+      if (remote ? columns[k].order === remote.order : k === state.column) header.setAttribute("aria-sort", (remote ?? state).descending ? "descending" : "ascending");
       else header.removeAttribute("aria-sort");
     });
     body.replaceChildren(...shown.map((row) =>
       h("tr", null, columns.map((column, k) =>
-        h(k ? "td" : "th", { scope: k ? null : "row", class: kind(column) }, (column.cell ?? column.value)(row))))));
+        h(k ? "td" : "th", { scope: k ? null : "row", class: kind(column), "data-label": column.label }, (column.cell ?? column.value)(row))))));
     const rest = inOrder.length - shown.length;
     note.replaceChildren();
     if (wanted) note.append(`${count(inOrder.length)} of ${count(rows.length)} match. `);
@@ -87,8 +96,8 @@ export function table(id, caption, columns, rows, empty) {
     oninput: (event) => { state.filter = event.target.value; fill(); },
   });
   return h("div", { class: "table" },
-    rows.length >= FILTERED_FROM && h("div", { class: "filter" }, filter),
+    rows.length >= FILTERED_FROM && !remote && h("div", { class: "filter" }, filter),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Table: ${caption}`, id: `${id}-scroll` },
       h("table", null, h("caption", null, caption), h("thead", null, h("tr", null, headers)), body)),
-    note);
+    h("div", { class: "below" }, note, csvButton(id, caption, columns, remote?.all ?? (async () => rows))));
 }

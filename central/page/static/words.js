@@ -2,8 +2,11 @@
 import { h, readable } from "./dom.js";
 import { count, counted, duration, isKnown, plain, slowDown, time } from "./format.js";
 
+/** The project that the link in the address bar narrows the page to; "" for all. */
+export const project = () => new URLSearchParams(location.hash.split("?")[1]).get("project") ?? "";
+
 export const link = (path, text, parameters = {}) => {
-  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
+  const query = new URLSearchParams(Object.entries({ project: project(), ...parameters }).filter(([, value]) => value));
   return h("a", { href: `#${path}${query.size ? `?${query}` : ""}` }, text);
 };
 export const hostLink = (host, parameters) => link(`/host/${encodeURIComponent(host)}`, host, parameters);
@@ -25,7 +28,7 @@ export function hostState(isConnected, lastSeenNs) {
   return Date.now() - lastSeenNs / 1e6 < LATE_MS ? "connected" : "late";
 }
 
-const SIGNS = { connected: "●", late: "◐", gone: "○", open: "●", over: "○", ok: "●", failed: "▲", more: "▲", less: "▼" };
+const SIGNS = { connected: "●", late: "◐", gone: "○", open: "●", quieted: "◌", over: "○", ok: "●", failed: "▲", more: "▲", less: "▼" };
 
 export function state(word, text = word) {
   return h("span", { class: `state ${word}` }, h("span", { "aria-hidden": "true" }, `${SIGNS[word] ?? "●"} `), text);
@@ -85,14 +88,16 @@ function victims(i) {
   return h("span", { title: i.victims.slice(0, 20).map((vm) => vm.name || vm.vm).join(", ") }, first.name || first.vm || "none", more > 0 && ` +${more}`);
 }
 
+const stateWord = (i) => (!i.open ? "over" : i.silenced_by ? "silenced" : i.acknowledged_by ? `taken by ${i.acknowledged_by}` : "open");
+
 export const INCIDENT_COLUMNS = [
   { label: "Incident", value: (i) => i.id, cell: (i) => incidentLink(i.id) },
-  { label: "State", value: (i) => (i.open ? "open" : "over"), cell: (i) => state(i.open ? "open" : "over") },
+  { label: "State", value: stateWord, cell: (i) => state(i.open ? (i.silenced_by || i.acknowledged_by ? "quieted" : "open") : "over", stateWord(i)) },
   { label: "Host", value: (i) => i.host, cell: (i) => hostLink(i.host) },
   { label: "Slow-down", value: (i) => slowest(i).slow_down?.ratio, cell: (i) => slowDown(slowest(i).slow_down), numeric: true, hint: "of the victim that is named, with its interval: of an open incident now, else at its worst" },
   { label: "Victims", value: (i) => slowest(i).name ?? "", cell: victims, hint: "the slowest, and how many more" },
   { label: "First suspect", value: (i) => i.suspect?.name ?? "", cell: (i) => suspect(i.suspect) },
   { label: "Found by", value: (i) => i.found_by.join(", "), hint: "host: a VM beside its own baseline; fleet: a VM beside its job" },
-  { label: "Began", value: (i) => i.first_unix_ns, cell: (i) => time(i.first_unix_ns), numeric: true },
+  { label: "Began", value: (i) => i.first_unix_ns, cell: (i) => time(i.first_unix_ns), numeric: true, isTime: true },
   { label: "Lasted", value: (i) => i.last_unix_ns - i.first_unix_ns, cell: (i) => duration(i.last_unix_ns - i.first_unix_ns), numeric: true },
 ];

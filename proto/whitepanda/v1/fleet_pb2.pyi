@@ -1289,6 +1289,104 @@ class IncidentTimeline(_message.Message):
     host: str
     def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[IncidentChange, _Mapping]]] = ..., changes_left_out: _Optional[bool] = ..., host: _Optional[str] = ...) -> None: ...
 
+class ListFleetVmsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "text", "project", "job", "host", "behaviour", "order", "descending")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    BEHAVIOUR_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    DESCENDING_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    text: str
+    project: str
+    job: str
+    host: str
+    behaviour: _agent_pb2.Behaviour
+    order: str
+    descending: bool
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., text: _Optional[str] = ..., project: _Optional[str] = ..., job: _Optional[str] = ..., host: _Optional[str] = ..., behaviour: _Optional[_Union[_agent_pb2.Behaviour, str]] = ..., order: _Optional[str] = ..., descending: _Optional[bool] = ...) -> None: ...
+
+class FleetVm(_message.Message):
+    __slots__ = ("vm", "name", "project", "job", "host", "platform", "behaviour", "slow_down", "cpi", "cpu_usage_cores", "last_unix_ns", "incident", "since_unix_ns")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    BEHAVIOUR_FIELD_NUMBER: _ClassVar[int]
+    SLOW_DOWN_FIELD_NUMBER: _ClassVar[int]
+    CPI_FIELD_NUMBER: _ClassVar[int]
+    CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
+    LAST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    name: str
+    project: str
+    job: str
+    host: str
+    platform: str
+    behaviour: _agent_pb2.Behaviour
+    slow_down: _agent_pb2.Degradation
+    cpi: float
+    cpu_usage_cores: float
+    last_unix_ns: int
+    incident: int
+    since_unix_ns: int
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., project: _Optional[str] = ..., job: _Optional[str] = ..., host: _Optional[str] = ..., platform: _Optional[str] = ..., behaviour: _Optional[_Union[_agent_pb2.Behaviour, str]] = ..., slow_down: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ..., cpi: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ..., last_unix_ns: _Optional[int] = ..., incident: _Optional[int] = ..., since_unix_ns: _Optional[int] = ...) -> None: ...
+
+class ListFleetVmsResponse(_message.Message):
+    __slots__ = ("vms", "vms_in_all", "next_page_token", "until_unix_ns")
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    VMS_IN_ALL_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    vms: _containers.RepeatedCompositeFieldContainer[FleetVm]
+    vms_in_all: int
+    next_page_token: str
+    until_unix_ns: int
+    def __init__(self, vms: _Optional[_Iterable[_Union[FleetVm, _Mapping]]] = ..., vms_in_all: _Optional[int] = ..., next_page_token: _Optional[str] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class SearchRequest(_message.Message):
+    __slots__ = ("text", "top", "project")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    top: int
+    project: str
+    def __init__(self, text: _Optional[str] = ..., top: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
+
+class SearchHit(_message.Message):
+    __slots__ = ("kind", "name", "vm", "project", "job", "host", "gone")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VM_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    vm: str
+    project: str
+    job: str
+    host: str
+    gone: bool
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., vm: _Optional[str] = ..., project: _Optional[str] = ..., job: _Optional[str] = ..., host: _Optional[str] = ..., gone: _Optional[bool] = ...) -> None: ...
+
+class SearchResponse(_message.Message):
+    __slots__ = ("hits",)
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    hits: _containers.RepeatedCompositeFieldContainer[SearchHit]
+    def __init__(self, hits: _Optional[_Iterable[_Union[SearchHit, _Mapping]]] = ...) -> None: ...
+
 class QuerySeriesRequest(_message.Message):
     __slots__ = ("metrics", "vms", "hosts", "jobs", "projects", "since_unix_ns", "until_unix_ns", "points", "page_size", "page_token")
     METRICS_FIELD_NUMBER: _ClassVar[int]

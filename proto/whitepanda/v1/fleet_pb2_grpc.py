@@ -159,6 +159,16 @@ class FleetStub:
                 request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetIncidentTimelineRequest.SerializeToString,
                 response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.IncidentTimeline.FromString,
                 _registered_method=True)
+        self.ListFleetVms = channel.unary_unary(
+                '/whitepanda.v1.Fleet/ListFleetVms',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListFleetVmsRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListFleetVmsResponse.FromString,
+                _registered_method=True)
+        self.Search = channel.unary_unary(
+                '/whitepanda.v1.Fleet/Search',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.SearchRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.SearchResponse.FromString,
+                _registered_method=True)
         self.QuerySeries = channel.unary_unary(
                 '/whitepanda.v1.Fleet/QuerySeries',
                 request_serializer=whitepanda_dot_v1_dot_fleet__pb2.QuerySeriesRequest.SerializeToString,
@@ -341,6 +351,19 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListFleetVms(self, request, context):
+        """VMs of the whole fleet, from memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Search(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def QuerySeries(self, request, context):
         """History. NOT_FOUND if a VM is named and nothing is known of it in that time.
         """
@@ -494,6 +517,16 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.GetIncidentTimeline,
                     request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.GetIncidentTimelineRequest.FromString,
                     response_serializer=whitepanda_dot_v1_dot_fleet__pb2.IncidentTimeline.SerializeToString,
+            ),
+            'ListFleetVms': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFleetVms,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListFleetVmsRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListFleetVmsResponse.SerializeToString,
+            ),
+            'Search': grpc.unary_unary_rpc_method_handler(
+                    servicer.Search,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.SearchRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.SearchResponse.SerializeToString,
             ),
             'QuerySeries': grpc.unary_unary_rpc_method_handler(
                     servicer.QuerySeries,
@@ -1191,6 +1224,60 @@ class Fleet:
             '/whitepanda.v1.Fleet/GetIncidentTimeline',
             whitepanda_dot_v1_dot_fleet__pb2.GetIncidentTimelineRequest.SerializeToString,
             whitepanda_dot_v1_dot_fleet__pb2.IncidentTimeline.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFleetVms(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/ListFleetVms',
+            whitepanda_dot_v1_dot_fleet__pb2.ListFleetVmsRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.ListFleetVmsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Search(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/Search',
+            whitepanda_dot_v1_dot_fleet__pb2.SearchRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.SearchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,7 +26,7 @@ const REASONS = [
 const SILENT = [
   { label: "Host", value: (x) => x.host, cell: (x) => hostLink(x.host) },
   { label: "State", value: (x) => hostState(x.connected, x.last_seen_unix_ns), cell: (x) => state(hostState(x.connected, x.last_seen_unix_ns)) },
-  { label: "Last seen", value: (x) => x.last_seen_unix_ns, cell: (x) => time(x.last_seen_unix_ns), numeric: true },
+  { label: "Last seen", value: (x) => x.last_seen_unix_ns, cell: (x) => time(x.last_seen_unix_ns), numeric: true, isTime: true },
   { label: "Silent for", value: (x) => -x.last_seen_unix_ns, cell: (x) => (x.last_seen_unix_ns ? duration(Date.now() * 1e6 - x.last_seen_unix_ns) : number(null)), numeric: true },
   { label: "Spooled there", value: (x) => x.spooled_batches, cell: (x) => count(x.spooled_batches), numeric: true, hint: "batches, by its last word" },
   { label: "Dropped there", value: (x) => x.dropped_batches, cell: (x) => count(x.dropped_batches), numeric: true },

@@ -1,26 +1,43 @@
-// One host: what its VMs did over time, and when they suffered.
-import { COLOURS, spark, timeChart } from "../charts.js";
+// One host: who suffers there, beside its own baseline; any metrics of its VMs at any time; the host in all.
+import { charts, COLOURS, timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
-import { count, counted, isKnown, nanoseconds, none, number, plain, time } from "../format.js";
-import { span, spanForm } from "../span.js";
+import { bytes, count, counted, duration, isKnown, nanoseconds, none, number, plain, time } from "../format.js";
+import { unlessUnknown } from "../api.js";
+import { chosen, metric } from "../metrics.js";
+import { inOneLine } from "../remedy.js";
+import { askSeries, metricBoxes, POINTS, relative, total } from "../series.js";
+import { change, span, spanForm } from "../span.js";
 import { table } from "../table.js";
 import { found, hostStates, INCIDENT_COLUMNS, jobLink, link, verdict, vmLink } from "../words.js";
 
-const POINTS = 120;
 const MOST_LINES = COLOURS; // each VM has one of its own
-const LINES = MOST_LINES / 2; // of a chart where nobody chose: both may have other VMs
+const LINES = MOST_LINES / 2; // where nobody chose
 const BRIDGED_NS = 150e9; // gaps that are no gaps: windows may be longer than steps
+const DAY_MS = 86_400_000;
+const USUAL = ["cpi", "cpu_usage_cores"];
+const mean = (known) => known.reduce((a, b) => a + b, 0) / known.length;
+/** What a host has in all: sums over its VMs; pressures are their mean. */
+const TOTALS = [
+  ["cpu_usage_cores"], ["memory_charged_bytes"], ["llc_occupancy_bytes"], ["memory_bandwidth_bytes_per_s"],
+  ["pressure_cpu_some_ratio", mean], ["pressure_memory_some_ratio", mean],
+];
 
 export const title = ({ what }) => `Host ${what}`;
 
-export function load(ask, { what, parameters }) {
-  const { since, until } = span(parameters, POINTS);
-  return ask("v1/host-timeline", { host: what, since_unix_ns: nanoseconds(since), until_unix_ns: nanoseconds(until), points: POINTS });
+export async function load(ask, { what, parameters }) {
+  const shown = span(parameters, POINTS);
+  const metrics = chosen(parameters.metrics, USUAL);
+  const times = { since_unix_ns: nanoseconds(Math.max(shown.since, shown.until - DAY_MS)), until_unix_ns: nanoseconds(shown.until) };
+  const [host, series, known] = await Promise.all([
+    ask("v1/host-timeline", { host: what, ...times, points: 2 }),
+    askSeries(ask, { hosts: [what] }, [...new Set([...metrics, ...TOTALS.map(([name]) => name)])], shown),
+    unlessUnknown(ask("v1/facts", { host: what, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
+  ]);
+  const open = host.incidents.find((i) => i.open);
+  return { shown, metrics, host, series, known: known?.host?.facts, detail: open ? await unlessUnknown(ask(`v1/incidents/${open.id}`)) : null };
 }
 
 const path = (host) => `/host/${encodeURIComponent(host)}`;
-const times = ({ what, parameters }) => spanForm(path(what), parameters);
-export { times as form };
 
 /** By how many standard deviations a VM's CPI is above its job's mean. */
 const nCpi = (vm) => (isKnown(vm.mean_cpi) && isKnown(vm.job_mean_cpi) && vm.job_std_cpi > 0 ? (vm.mean_cpi - vm.job_mean_cpi) / vm.job_std_cpi : null);
@@ -32,16 +49,15 @@ const besideJob = (vm) => {
   return isKnown(slowdown(vm)) ? `${plain(slowdown(vm))}x` : number(null);
 };
 
-/** Victims of open incidents, each with its rank: the slowest now first, then by the worst that each one had. */
-export const suffering = (host) => new Map([...new Set(host.incidents.filter((i) => i.open)
+/** Victims with their ranks: of open incidents first, the slowest now before others; then of those that are over. */
+export const suffering = (host) => new Map([...new Set([...host.incidents].sort((a, b) => Number(b.open) - Number(a.open))
   .flatMap((i) => [i.slowest_now, ...i.victims]).filter(Boolean).map((vm) => vm.vm))].map((vm, k) => [vm, k]));
 
 /** Times, [from, to] in seconds, in which any VM was measured; gaps of up to `most` steps are none. */
-export function measured(host, seconds, most) {
-  const step = host.step_ns / 1e9;
+export function measured(vms, seconds, step, most) {
   const runs = [];
   seconds.forEach((at, k) => {
-    if (!host.vms.some((vm) => isKnown(vm.cpu_usage_cores[k]))) return;
+    if (!vms.some((vm) => Object.values(vm.values).some((values) => isKnown(values[k])))) return;
     const last = runs.at(-1);
     if (last && at - last[1] <= most * step) last[1] = at + step;
     else runs.push([at, at + step]);
@@ -50,50 +66,61 @@ export function measured(host, seconds, most) {
 }
 
 /** Incidents, without the times in which nobody measured. */
-export function shaded(host, runs) {
-  return host.incidents.flatMap((i) => runs
+export function shaded(incidents, runs) {
+  return incidents.flatMap((i) => runs
     .map(([from, to]) => [Math.max(from, i.first_unix_ns / 1e9), Math.min(to, i.last_unix_ns / 1e9)])
     .filter(([from, to]) => from <= to));
 }
 
-export function draw(host, route) {
+/** The VMs' charts: each VM beside its own baseline, so that one axis makes sense; or values as they are. */
+function vmCharts({ series, metrics }, drawn, spans, most, isAbsolute) {
+  return metrics.map((name) => {
+    const { label, unit } = metric(name);
+    const isRatio = isAbsolute || name === "slow_down_ratio";
+    const lines = drawn.map(({ vm, name: called, colour, victim }) => {
+      const values = series.vms.find((each) => each.vm === vm)?.values[name] ?? [];
+      return { label: called, colour, values: isRatio ? values : relative(values, series.seconds, victim) };
+    }).filter((line) => line.values.some(isKnown));
+    if (!lines.length) return label;
+    const sentence = `Steps of ${duration(series.step)}; ${counted(lines.length, "VM")}${isRatio ? "" : ", each beside its own median while it did not suffer"}. Shaded: incidents.`;
+    return timeChart(isRatio ? label : `${label}, beside its own baseline`, sentence, series.seconds, lines, isRatio ? unit : "times its own", spans, most);
+  });
+}
+
+function totals({ series }, spans, most) {
+  return TOTALS.map(([name, join]) => {
+    const values = total(series.vms, name, join);
+    const { label, unit } = metric(name);
+    if (!values.some(isKnown)) return label;
+    return timeChart(`${label}, ${join ? "mean of its VMs" : "its VMs in all"}`, `${counted(series.vms.length, "VM")}. Shaded: incidents.`, series.seconds, [{ label: join ? "mean" : "in all", values }], unit, spans, most);
+  });
+}
+
+export function draw(data, route) {
+  const { host, series, shown, metrics, detail, known } = data;
+  const { vms: asked = "", as = "" } = route.parameters;
   const name = (vm) => vm.name || vm.vm;
-  const short = (vm) => vm.name || `${vm.job} ${vm.vm.slice(0, 8)}`;
-  const seconds = (host.vms[0]?.cpi ?? []).map((_, k) => (host.since_unix_ns + k * host.step_ns) / 1e9);
-  const wanted = new Set((route.parameters.vms ?? "").split(",").filter(Boolean));
-  const chosen = host.vms.filter((vm) => wanted.has(vm.vm)).slice(0, MOST_LINES);
+  const wanted = new Set(asked.split(",").filter(Boolean));
   const rank = suffering(host);
   const victimsFirst = (a, b) => (rank.get(a.vm) ?? rank.size) - (rank.get(b.vm) ?? rank.size);
   const listed = [...host.vms].sort(victimsFirst);
-  const worst = host.vms.filter((vm) => isKnown(vm.mean_cpi))
-    .sort((a, b) => victimsFirst(a, b) || (nCpi(b) ?? -Infinity) - (nCpi(a) ?? -Infinity)).slice(0, LINES);
-  const busiest = host.vms.slice(0, LINES);
-  const byCpi = chosen.length ? chosen.filter((vm) => isKnown(vm.mean_cpi)) : worst;
-  const byUsage = chosen.length ? chosen : busiest;
-  // By who is drawn, not by rank: a VM looks alike in both charts, and after the next answer.
-  const drawn = new Set([...byCpi, ...byUsage].map((vm) => vm.vm));
-  const colours = new Map([...drawn].sort().map((vm, k) => [vm, k]));
-  const line = (vm, values) => ({ label: short(vm), values, colour: colours.get(vm.vm) });
-  const which = (others) => (chosen.length ? "the VMs chosen below" : others);
-  const most = Math.ceil(BRIDGED_NS / host.step_ns);
-  const spans = shaded(host, measured(host, seconds, most));
-  const choose = (vm, isWanted) => {
-    const now = new Set(drawn);
-    if (isWanted) now.add(vm.vm);
-    else now.delete(vm.vm);
-    const { vms: _, ...parameters } = route.parameters;
-    location.hash = link(path(host.host), "", { ...parameters, vms: [...now].join(",") }).hash;
-  };
-  const isFull = drawn.size >= MOST_LINES;
-  const steps = `Steps of ${Math.round(host.step_ns / 1e9)} s`;
+  const worst = [...host.vms].sort((a, b) => victimsFirst(a, b) || (nCpi(b) ?? -Infinity) - (nCpi(a) ?? -Infinity));
+  const picked = wanted.size ? host.vms.filter((vm) => wanted.has(vm.vm)).slice(0, MOST_LINES) : worst.slice(0, Math.max(LINES, Math.min(rank.size, MOST_LINES)));
+  const ids = picked.map((vm) => vm.vm).sort(); // by who is drawn, not by rank: a VM looks alike after the next answer
+  const drawn = picked.map((vm) => ({ vm: vm.vm, name: vm.name || `${vm.job} ${vm.vm.slice(0, 8)}`, colour: ids.indexOf(vm.vm),
+    victim: host.incidents.filter((i) => i.victims.some((each) => each.vm === vm.vm)).map((i) => [i.first_unix_ns / 1e9, i.last_unix_ns / 1e9]) }));
+  const most = series ? Math.ceil(BRIDGED_NS / series.step) : 0;
+  const spans = series ? shaded(host.incidents, measured(series.vms, series.seconds, series.step / 1e9, most)) : [];
+  const choose = (vm, isWanted) => change({ vms: (isWanted ? [...ids, vm.vm] : ids.filter((each) => each !== vm.vm)).join(",") });
+  const isFull = ids.length >= MOST_LINES;
+  const times = { from: route.parameters.from, to: route.parameters.to, last: route.parameters.last };
   const vms = [
-    { label: "VM", value: name, cell: (vm) => vmLink(vm, { hours: route.parameters.hours, at: route.parameters.at }) },
-    { label: "Draw", value: (vm) => Number(drawn.has(vm.vm)), hint: "in the charts", cell: (vm) => h("input", {
-      type: "checkbox", id: `draw-${vm.vm}`, "aria-label": `Draw ${name(vm)}`, checked: drawn.has(vm.vm), disabled: isFull && !drawn.has(vm.vm),
+    { label: "VM", value: name, cell: (vm) => vmLink(vm, times) },
+    { label: "Draw", isControl: true, value: (vm) => Number(ids.includes(vm.vm)), hint: "in the charts", cell: (vm) => h("input", {
+      type: "checkbox", id: `draw-${vm.vm}`, "aria-label": `Draw ${name(vm)}`, checked: ids.includes(vm.vm), disabled: isFull && !ids.includes(vm.vm),
       onchange: (event) => choose(vm, event.target.checked) }) },
     { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
     { label: "When found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? found(vm.last_event) : ""), hint: "the last change of behaviour in this time, with the host's estimate of the slow-down at that moment; of a VM that suffers no more, the worst while it did" },
-    { label: "CPI over time", value: (vm) => vm.mean_cpi, cell: (vm) => (isKnown(vm.mean_cpi) ? spark(vm.cpi, `CPI between ${plain(Math.min(...vm.cpi.filter(isKnown)))} and ${plain(Math.max(...vm.cpi.filter(isKnown)))}`, most) : number(null)) },
     { label: "CPI", value: (vm) => vm.mean_cpi, cell: (vm) => number(vm.mean_cpi), numeric: true },
     { label: "Job's CPI", value: (vm) => vm.job_mean_cpi, cell: (vm) => number(vm.job_mean_cpi), numeric: true },
     { label: "CPI / job's", value: slowdown, cell: besideJob, numeric: true, hint: "mean CPI over the time shown / its job's, of latency-sensitive VMs; a short slow-down hardly shows in it" },
@@ -102,25 +129,29 @@ export function draw(host, route) {
     { label: "Latency-sensitive", value: (vm) => (vm.latency_sensitive ? "yes" : "no") },
   ];
   const s = host.summary;
+  const advice = detail?.incident.recommendations.find((each) => each.action !== "nothing");
+  const absolute = h("label", { class: "switch" }, h("input", { type: "checkbox", id: "as-absolute", checked: as === "values", onchange: (event) => change({ as: event.target.checked ? "values" : "" }) }), "values as they are");
   return [
-    times(route),
     host.incidents.filter((i) => i.open).map((i) => verdict(i)),
+    advice && h("p", { class: "remedy" }, h("strong", null, "What to do: "), inOneLine(advice), ". ", link(`/incident/${detail.incident.id}`, "How")),
     s ? facts([
       ["State", hostStates(s)],
       ["Platform", s.platform],
+      ["Size", known && [known.cpus && counted(known.cpus, "CPU"), known.memory_bytes && bytes(known.memory_bytes), known.caches.length > 0 && counted(known.caches.length, "LLC domain")].filter(Boolean).join(", ")],
+      ["Labels", known && Object.entries(known.labels ?? {}).map(([label, value]) => `${label}=${value}`).join(", ")],
       ["Agent", s.agent_version],
       ["Last seen", time(s.last_seen_unix_ns)],
       ["Batches that wait there", count(s.spooled_batches)],
       ["Batches dropped there", count(s.dropped_batches)],
+      ["Keep it quiet", link("/silences", "silence", { host: host.host })],
     ]) : h("p", { class: "quiet" }, "This host never connected itself; its windows were imported."),
-    host.vms.length ? [
-      byCpi.length ? timeChart("CPI", `${steps}; ${which(rank.size ? `${counted(byCpi.length, "VM")}, victims of the open incident first, then those furthest above their jobs' CPI` : `the ${counted(byCpi.length, "VM")} furthest above ${byCpi.length === 1 ? "its job's" : "their jobs'"} CPI`)}. Shaded: incidents.`, seconds,
-        byCpi.map((vm) => line(vm, vm.cpi)), "cycles per instruction", spans, most)
-        : h("p", { class: "empty" }, "No CPI is known of these VMs: the host has no hardware counters, or its agent may not read them (whitepanda doctor says which)."),
-      timeChart("CPU usage", `${steps}; ${which(byUsage.length === 1 ? "the VM that uses the most" : `the ${byUsage.length} VMs that use the most`)}. Shaded: incidents.`, seconds,
-        byUsage.map((vm) => line(vm, vm.cpu_usage_cores)), "cores", spans, most),
+    spanForm(path(host.host), route.parameters, shown),
+    h("div", { class: "choices" }, metricBoxes(metrics), absolute),
+    series?.vms.length ? [
+      section(rank.size ? "VMs that suffer, first" : "VMs", charts(vmCharts(data, drawn, spans, most, as === "values"))),
+      section("The host in all", series.isCut && h("p", { class: "quiet" }, "Only the first VMs: too many for so long a time. Zoom in for all."), charts(totals(data, spans, most))),
     ] : h("p", { class: "empty" }, "No windows of VMs here in this time. They are there once they are in the lake, a minute after they were measured."),
-    section("VMs", table("host-vms", `VMs in this time, ${rank.size ? "victims of the open incident first, then " : ""}the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > drawn.size ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, listed, "No VM ran.")),
+    section("VMs", table("host-vms", `VMs in this time, ${rank.size ? "victims first, then " : ""}the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > ids.length ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, listed, "No VM ran.")),
     section("Incidents", table("host-incidents", "Incidents in this time, the last that began first",
       INCIDENT_COLUMNS.filter((column) => column.label !== "Host"), host.incidents, "No incident in this time.")),
   ];

@@ -25,7 +25,7 @@ export function draw({ page, contended }) {
     { label: "Agent", value: (x) => x.agent_version },
     { label: "Coefficients", value: (x) => x.coefficient_version, cell: (x) => (x.coefficient_version ? `version ${x.coefficient_version}` : "none"), numeric: true },
     { label: "Spooled", value: (x) => x.spooled_batches, cell: (x) => count(x.spooled_batches), numeric: true, hint: "batches that wait on the host" },
-    { label: "Last seen", value: (x) => x.last_seen_unix_ns, cell: (x) => time(x.last_seen_unix_ns), numeric: true },
+    { label: "Last seen", value: (x) => x.last_seen_unix_ns, cell: (x) => time(x.last_seen_unix_ns), numeric: true, isTime: true },
   ];
   return [
     table("hosts", "Hosts by name", columns, page.hosts, "No host has connected yet."),

@@ -1,19 +1,38 @@
-// One incident: who suffers and by how much, from whom, since when; the evidence; what to do.
-import { timeChart } from "../charts.js";
+// One incident: who suffers and by how much, from whom, since when; what to do; what else changed then; the evidence.
+import { unlessUnknown } from "../api.js";
+import { charts, timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
-import { count, counted, duration, isKnown, number, plain, slowDown, time } from "../format.js";
+import { count, counted, duration, exact, isKnown, number, plain, slowDown, time } from "../format.js";
+import { acknowledgeForm, noteForm, silenceForm } from "../people.js";
+import { actions } from "../remedy.js";
+import { askSeries, median, POINTS } from "../series.js";
+import { span, spanForm } from "../span.js";
 import { table } from "../table.js";
-import { foundBy, hostLink, jobLink, link, verdict, vmLink } from "../words.js";
+import { foundBy, jobLink, link, verdict, vmLink } from "../words.js";
 
 const LINES = 5;
-const OPEN_ACTIONS = 2;
 const GAP_SLOTS = 2.5;
+const AROUND_MS = 600_000; // the timeline begins so long before, and ends so long after
+const GRID_MS = 10_000;
+const BRIDGED_NS = 150e9;
 
 export const title = ({ what }) => `Incident ${what}`;
-export const load = (ask, { what }) => ask(`v1/incidents/${encodeURIComponent(what)}`);
+
+export async function load(ask, { what, parameters }) {
+  const address = `v1/incidents/${encodeURIComponent(what)}`;
+  const [detail, changes] = await Promise.all([ask(address), unlessUnknown(ask(`${address}/timeline`))]);
+  const i = detail.incident;
+  const first = i.first_unix_ns / 1e6 - AROUND_MS;
+  const last = Math.min(i.last_unix_ns / 1e6 + AROUND_MS, Date.now());
+  const around = { since: Math.floor(first), until: Math.ceil(last / GRID_MS) * GRID_MS, isLive: false };
+  const shown = parameters.from || parameters.to || parameters.last ? span(parameters, POINTS) : around;
+  const vms = [...i.victims.slice(0, LINES), ...i.suspects.slice(0, LINES)].map((vm) => vm.vm);
+  const series = vms.length ? await askSeries(ask, { vms: [...new Set(vms)] }, ["slow_down_ratio", "cpi", "cpu_usage_cores"], shown) : null;
+  return { ...detail, changes, shown, series };
+}
 
 const vmColumns = (peak, hint, at, ...more) => [
-  { label: "VM", value: (vm) => vm.name || vm.vm, cell: (vm) => vmLink(vm, { at }) },
+  { label: "VM", value: (vm) => vm.name || vm.vm, cell: (vm) => vmLink(vm, at) },
   { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
   ...more,
   { label: peak, value: (vm) => vm.peak, cell: (vm) => number(vm.peak), numeric: true, hint },
@@ -28,7 +47,7 @@ const first = ({ suspects: [vm] }) => (vm && (vm.inflicts || vm.score > 0) ? vm 
 const name = (vm) => vm?.name || vm?.vm || "";
 
 const EVIDENCE = [
-  { label: "Slot's end", value: (r) => r.unix_ns, cell: (r) => time(r.unix_ns) },
+  { label: "Slot's end", value: (r) => r.unix_ns, cell: (r) => exact(r.unix_ns), isTime: true },
   { label: "Slowest victim", value: (r) => name(r.victims[0]), cell: (r) => name(r.victims[0]) || number(null) },
   { label: "Its slow-down", value: (r) => r.victims[0]?.slow_down?.ratio, cell: (r) => slowDown(r.victims[0]?.slow_down), numeric: true },
   { label: "Its nCPI", value: (r) => r.victims[0]?.n_cpi, cell: (r) => number(r.victims[0]?.n_cpi), numeric: true, hint: "standard deviations above its job's mean; cut at 3" },
@@ -40,78 +59,6 @@ const EVIDENCE = [
   { label: "Threshold", value: (r) => r.mn_cpi_threshold, cell: (r) => number(r.mn_cpi_threshold), numeric: true },
 ];
 
-/** A list of words as a shell takes it. */
-const quoted = (words) => words.map((word) => (/^[A-Za-z0-9_@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`)).join(" ");
-
-// The words of `whitepanda explain`.
-const DONE = {
-  cap_cpu: (name) => `cap the CPU of ${name}`,
-  limit_bandwidth: (name) => `limit the memory bandwidth of ${name}`,
-  limit_cache: (name, victim) => `leave cache to ${victim}: limit ${name}`,
-  migrate_suspect: (name) => `migrate ${name} (suspect)`,
-  migrate_victim: (name) => `migrate ${name} (victim)`,
-  nothing: () => "do nothing",
-};
-const SIGNALS = { mn_cpi: "mnCPI", degradation: "slow-down" };
-
-const AT_LEAST = /^at least: /; // how hosts begin to say that a signal is cut
-
-/**
- * What an action is expected to change: mnCPI 2.90 now, 1.90 (1.80 to 2.00) then; contention begins at 2.00.
- *
- * @param {object} expected effect of the action.
- * @param {boolean} isCut whether the signal may be higher than it is known to be.
- */
-export function effect(expected, isCut = false) {
-  const signal = SIGNALS[expected.signal] ?? expected.signal;
-  const more = isCut ? " or more" : "";
-  const before = isKnown(expected.before) ? `${signal} ${plain(expected.before)}${more} now` : `${signal} now not known`;
-  const ends = isKnown(expected.low) && isKnown(expected.high) ? ` (${plain(expected.low)} to ${plain(expected.high)})` : "";
-  const after = isKnown(expected.after) ? `${plain(expected.after)}${more}${ends} then` : "not known what then";
-  const bar = isKnown(expected.threshold) ? `; contention begins at ${plain(expected.threshold)}` : "";
-  const why = expected.unknown_because ? `. ${expected.unknown_because.replace(AT_LEAST, "")}${isKnown(expected.after) && expected.after < expected.before && isCut ? "; more may be needed" : ""}` : "";
-  return `${before}, ${after}${bar}${why}`;
-}
-
-/** Have a command's text in the clipboard; where the browser gives none (no HTTPS), mark it, so that Ctrl+C takes it. */
-async function copy(button, code) {
-  try {
-    await navigator.clipboard.writeText(code.textContent);
-    button.textContent = "Copied";
-  } catch {
-    getSelection().selectAllChildren(code);
-    button.textContent = "Press Ctrl+C";
-  }
-}
-
-function command(given, id) {
-  const code = h("code", { id: `${id}-text` }, quoted(given.words));
-  const button = h("button", { type: "button", class: "copy", id, "aria-live": "polite", "aria-describedby": code.id, onclick: () => copy(button, code) }, "Copy");
-  return h("p", null, `${given.purpose}: `, code, " ", button);
-}
-
-function action(recommended, k, isCut) {
-  const amount = isKnown(recommended.amount) ? ` to ${plain(recommended.amount)} ${recommended.unit}` : "";
-  const name = recommended.name || recommended.vm;
-  const word = String(recommended.action);
-  const done = Object.hasOwn(DONE, word) ? DONE[word](name, recommended.victim_name || recommended.victim) : `${word} ${name}`;
-  return h("li", { class: "action" },
-    h("h3", null, `${k + 1}. ${done}${amount}`),
-    recommended.effect && h("p", null, h("strong", null, "Expected: "), effect(recommended.effect, isCut)),
-    (recommended.evidence ?? []).map((line) => h("p", { class: "quiet" }, line)),
-    (recommended.commands ?? []).map((given, c) => command(given, `command-${k + 1}-${c + 1}`)));
-}
-
-/** The first actions, and the others folded: what is least likely to be done is not to be scrolled past. */
-function actions(recommended) {
-  const isCut = recommended.some((each) => AT_LEAST.test(each.effect?.unknown_because ?? "")); // all are of one moment
-  const made = recommended.map((each, k) => action(each, k, isCut));
-  const rest = made.slice(OPEN_ACTIONS);
-  return section("What to do", h("ol", { class: "actions" }, made.slice(0, OPEN_ACTIONS)),
-    rest.length > 0 && h("details", { id: "more-actions" }, h("summary", null, counted(rest.length, "more action")),
-      h("ol", { class: "actions", start: OPEN_ACTIONS + 1 }, rest)));
-}
-
 /** Reports with an empty one wherever more than two slots have none: a line does not go over what nobody measured. */
 function withGaps(reports) {
   return reports.flatMap((report, k) => {
@@ -121,7 +68,7 @@ function withGaps(reports) {
   });
 }
 
-function charts(kept) {
+function evidence(kept) {
   if (!kept.length) return [];
   const reports = withGaps(kept);
   const seconds = reports.map((report) => report.unix_ns / 1e9);
@@ -146,30 +93,85 @@ function charts(kept) {
   ];
 }
 
-export function draw(detail) {
+const CHANGES = [
+  { label: "Mark", value: (c) => c.mark },
+  { label: "When", value: (c) => c.unix_ns, cell: (c) => exact(c.unix_ns), isTime: true },
+  { label: "What", value: (c) => c.kind.replaceAll("_", " ") },
+  { label: "VM", value: (c) => c.name || c.vm, cell: (c) => (c.vm ? vmLink(c) : "") },
+  { label: "Words", value: (c) => c.text },
+];
+
+/** Victims' slow-down: as their host knows it, else their CPI beside what it was before. */
+function slowDowns(series, i) {
+  return i.victims.slice(0, LINES).flatMap((vm, k) => {
+    const mine = series.vms.find((each) => each.vm === vm.vm);
+    if (!mine) return [];
+    const known = mine.values.slow_down_ratio ?? [];
+    if (known.some(isKnown)) return [{ label: name(vm), values: known, colour: k }];
+    const before = median((mine.values.cpi ?? []).filter((_, at) => series.seconds[at] < i.first_unix_ns / 1e9 - 60));
+    return before ? [{ label: `${name(vm)}, CPI`, values: mine.values.cpi.map((value) => (isKnown(value) ? value / before : null)), colour: k }] : [];
+  });
+}
+
+/** Victims, suspects and what else changed, on one time. */
+function timeline({ series, incident: i }, changes) {
+  if (!series) return h("p", { class: "empty" }, "No windows of its VMs are in the lake for this time.");
+  const most = Math.ceil(BRIDGED_NS / series.step);
+  const spans = [[i.first_unix_ns / 1e9, i.last_unix_ns / 1e9]];
+  const marks = changes.map((c) => ({ at: c.unix_ns / 1e9, label: c.mark }));
+  const victims = slowDowns(series, i);
+  const suspects = i.suspects.slice(0, LINES).map((vm, k) => ({ label: name(vm), colour: k + 3, values: series.vms.find((each) => each.vm === vm.vm)?.values.cpu_usage_cores ?? [] }))
+    .filter((line) => line.values.some(isKnown));
+  const said = `Steps of ${duration(series.step)}. Shaded: the incident${changes.length ? "; lettered: what else changed" : ""}.`;
+  return charts([
+    victims.length ? timeChart("Victims: slow-down", said, series.seconds, victims, "times undisturbed", spans, most, marks) : "the victims' slow-down",
+    suspects.length ? timeChart("Suspects: CPU usage", said, series.seconds, suspects, "cores", spans, most, marks) : "the suspects' usage",
+  ], "charts one");
+}
+
+const letter = (k) => (k < 26 ? String.fromCharCode(65 + k) : String(k + 1));
+
+/** Who took it on, what keeps it quiet, what people wrote; and the forms for it. */
+function people({ incident: i, notes }) {
+  const first = i.suspect ?? i.suspects[0];
+  return section("People",
+    i.acknowledged_by ? h("p", null, h("strong", null, `Taken by ${i.acknowledged_by}`), ", ", time(i.acknowledged_unix_ns), `: ${i.acknowledgement}`) : h("p", { class: "quiet" }, "Nobody has acknowledged it."),
+    i.silenced_by > 0 && h("p", null, link("/silences", `Silence #${i.silenced_by}`), " keeps it quiet."),
+    notes.length > 0 && h("ul", { class: "notes" }, notes.map((note) => h("li", null, note.text, h("span", { class: "quiet" }, ` ${note.by}, `, time(note.unix_ns))))),
+    h("div", { class: "forms" },
+      !i.acknowledged_by && acknowledgeForm(i.id),
+      noteForm(i.id),
+      h("details", { id: "silence-this" }, h("summary", null, "Silence"), silenceForm({ host: i.host, job: first?.job }))));
+}
+
+export function draw(detail, route) {
   const i = detail.incident;
   const recommendations = i.recommendations ?? [];
   const rides = detail.recurrence;
-  const hours = Math.min(24, Math.max(1, Math.ceil((i.last_unix_ns - i.first_unix_ns) / 3.6e12) + 1));
   const now = new Map((detail.reports.at(-1)?.victims ?? []).map((vm) => [vm.vm, vm.slow_down]));
-  const around = Math.ceil(i.last_unix_ns / 1e6 / 60_000 + 15) * 60_000;
+  const around = { from: Math.floor(i.first_unix_ns / 1e6 - AROUND_MS), to: Math.ceil(i.last_unix_ns / 1e6 + AROUND_MS) };
+  const changes = (detail.changes?.changes ?? []).map((each, k) => ({ ...each, mark: letter(k) }));
   return [
-    verdict(i, { at: around }),
-    facts([
+    verdict(i, around),
+    recommendations.length > 0 && actions(recommendations),
+    people(detail),
+    section("What happened", spanForm(`/incident/${route.what}`, route.parameters, detail.shown), timeline(detail, changes),
+      table("incident-changes", "What else changed on the host, 10 minutes before to after", CHANGES, changes, "Nothing else is known to have changed on the host, from 10 minutes before to after."),
+      detail.changes?.changes_left_out && h("p", { class: "quiet" }, "More changed than is listed.")),
+    h("div", { class: "columns" },
+      section("Victims", table("incident-victims", "The slowest first, at its worst", vmColumns("Peak nCPI", "standard deviations above its job's mean; cut at 3", around, ...(i.open ? [NOW(now)] : []), WORST), i.victims, "None.")),
+      section("Suspects", table("incident-suspects", i.open ? "The first suspect now first" : "Whom most reports suspect first is first", vmColumns("Peak score", "coefficient * CPU usage", around, FIRST), i.suspects, "No VM that may be blamed."))),
+    section("Evidence", facts([
       ["Found", foundBy(i.found_by)],
       ["Began", time(i.first_unix_ns)],
       ["Last reported", time(i.last_unix_ns)],
       ["Lasted", duration(i.last_unix_ns - i.first_unix_ns)],
       ["Reports", count(i.reports)],
       ["Peak mnCPI (threshold)", isKnown(i.peak_mn_cpi) && h("span", null, number(i.peak_mn_cpi), " (", number(i.peak_threshold), ")")],
-      ["Host at that time", link(`/host/${encodeURIComponent(i.host)}`, "timeline", { hours: [1, 3, 6, 24].find((n) => n >= hours) ?? 24, at: around })],
+      ["Host at that time", link(`/host/${encodeURIComponent(i.host)}`, "all its VMs", around)],
       ["The suspect's job elsewhere", rides && link("/incidents", `${counted(rides.incidents, "incident")} on ${counted(rides.hosts, "host")}`, { suspect_job: rides.job })],
     ]),
-    h("div", { class: "columns" },
-      section("Victims", table("incident-victims", "The slowest first, at its worst", vmColumns("Peak nCPI", "standard deviations above its job's mean; cut at 3", around, ...(i.open ? [NOW(now)] : []), WORST), i.victims, "None.")),
-      section("Suspects", table("incident-suspects", i.open ? "The first suspect now first" : "Whom most reports suspect first is first", vmColumns("Peak score", "coefficient * CPU usage", around, FIRST), i.suspects, "No VM that may be blamed."))),
-    recommendations.length > 0 && actions(recommendations),
-    h("div", { class: "columns" }, charts(detail.reports)),
-    section("Evidence", table("incident-evidence", "What the host reported, the last 100 times, the oldest first", EVIDENCE, detail.reports, "Its reports are no longer kept.")),
+    h("div", { class: "columns" }, evidence(detail.reports)),
+    table("incident-evidence", "What the host reported, the last 100 times, the oldest first", EVIDENCE, detail.reports, "Its reports are no longer kept.")),
   ];
 }

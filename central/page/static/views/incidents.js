@@ -3,7 +3,7 @@ import { field, form, h } from "../dom.js";
 import { table } from "../table.js";
 import { INCIDENT_COLUMNS, link } from "../words.js";
 
-const FILTERS = [["host", "Host"], ["suspect_job", "Suspected job"], ["victim_job", "Victim's job"], ["vm", "VM (UUID or name)"]];
+const FILTERS = [["host", "Host"], ["suspect_job", "Suspected job"], ["victim_job", "Victim's job"], ["vm", "VM (UUID or name)"], ["project", "Project"]];
 
 export const title = () => "Incidents";
 const wanted = (parameters) => Object.fromEntries(FILTERS.map(([name]) => [name, parameters[name] ?? ""]));

@@ -16,7 +16,7 @@ const STATISTICS = [
 ];
 const HISTORY = [
   { label: "Version", value: (x) => x.version, numeric: true },
-  { label: "Built", value: (x) => x.created_unix_ns, cell: (x) => time(x.created_unix_ns), numeric: true },
+  { label: "Built", value: (x) => x.created_unix_ns, cell: (x) => time(x.created_unix_ns), numeric: true, isTime: true },
   { label: "Coefficient, 95 %", value: (x) => x.value, cell: (x) => interval(x.value, x.standard_error), numeric: true },
   { label: "Samples", value: (x) => x.samples, cell: (x) => count(x.samples), numeric: true },
 ];
