@@ -105,7 +105,7 @@ def test_what_was_not_said_for_long_is_deleted(store):
 
 def test_bad_facts_cost_no_others():
     now = 1000 * S
-    sender = Sender("node1", "cpu", False, Limits(), now)  # noqa: FBT003 - not an importer
+    sender = Sender("node1", "cpu", False, Limits(), now)
     good = agent_pb2.VmFacts(vm=VM, unix_ns=now, vcpus=2)
     bad = [
         agent_pb2.VmFacts(unix_ns=now),
