@@ -32,7 +32,7 @@ from central.lake.segment_times import SegmentTimes
 from central.lake.segments import Lake
 from central.lake.vm_windows import VmWindows
 from central.own_threads import SharedAnswer
-from central.placement.known_facts import Facts, sizes_at
+from central.placement.known_facts import sizes_at
 from central.placement.live import LiveFleet
 from central.validation.events import EventRow
 from central.vms.listing import VmList
@@ -162,7 +162,6 @@ class Context:
         gap_ns: int = 900 * 10**9,
         slot_s: float = 300.0,
         parts: Parts | None = None,
-        facts: Facts | None = None,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         section = placement or PlacementSection()
@@ -191,7 +190,6 @@ class Context:
         )
         self.on_written: Callable[[], None] = lambda: None  # called when somebody has changed how incidents are handled
         self.refreshing: asyncio.Task[None] | None = None  # which VMs run now
-        self.facts = facts
         live = LiveFleet(
             lake,
             section,
