@@ -21,8 +21,8 @@ class Role(enum.Enum):
 
 _FLEET = (
     "CompareSides", "GetDataHealth", "GetFacts", "GetFleetStatus", "GetHostTimeline", "GetIncident", "GetJob",
-    "GetOverview", "GetVmHistory", "ListCoefficients", "ListEvents", "ListFacts", "ListHosts", "ListIncidents", "ListJobLoadings",
-    "ListJobStatistics", "ListSuspectJobs", "PlanObservation", "PredictRuntime", "RankHosts",
+    "GetOverview", "GetVmHistory", "ListCoefficients", "ListEvents", "ListFacts", "ListHosts", "ListIncidents",
+    "ListJobLoadings", "ListJobStatistics", "ListSuspectJobs", "PlanObservation", "PredictRuntime", "RankHosts",
 )  # fmt: skip
 ROLES: Mapping[str, Role] = {
     "/grpc.health.v1.Health/Check": Role.ANYONE,
