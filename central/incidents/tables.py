@@ -85,6 +85,7 @@ incident_vms = sa.Table(
     sa.Index("incident_vms_by_vm", "vm", "incident"),
     sa.Index("incident_vms_by_name", "name", "incident"),
     sa.Index("incident_vms_by_job", "job", "role", "incident"),
+    sa.Index("incident_vms_by_project", "project", "incident"),
 )
 #: Who has taken an incident on; the first one stays.
 acknowledgements = sa.Table(

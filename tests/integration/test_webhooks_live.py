@@ -4,12 +4,14 @@ import contextlib
 import http.client
 import json
 import sqlite3
+import subprocess
+import sys
 import time
 
 import pytest
 
 from central.incidents.store import IncidentStore
-from tests.support.central_process import CentralProcess
+from tests.support.central_process import MAIN, CentralProcess
 from tests.support.waiting import wait_until
 from tests.support.webhook_receiver import HANG, Receiver
 from tests.unit.central.incidents.test_incidents import GAP, row
@@ -140,3 +142,35 @@ def test_a_silence_survives_a_kill_and_what_is_open_is_sent_when_it_is_over(cent
     assert actions == ["end_silence", "end_silence", "acknowledge", "silence", "silence"]
     assert central.stop() == 0
     assert "Traceback" not in central.log.read_text()
+
+
+def incidents(central, *arguments):
+    """Run `whitepanda incidents` as an operator; return its exit status, and what it prints."""
+    command = [sys.executable, *MAIN, "incidents", *arguments, "--central", central.address, "--tls", str(central.pki)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout or done.stderr
+
+
+@pytest.mark.long
+def test_the_command_line_acknowledges_notes_and_silences_over_mutual_tls(central, receiver):
+    now = time.time_ns()
+    with contextlib.closing(IncidentStore("", make(central.state_dir))) as store:
+        store.take([row(n, now + n, host=f"h{n}", suspect=f"scan{n}") for n in (1, 2)], gap_ns=GAP, oldest_unix_ns=0)
+    central.start()
+    central.client("operator")
+    wait_until(lambda: len(receiver.taken()) == 2)
+    status, said = incidents(central, "silence", "add", "--job", "scan1", "--for", "2h", "--reason", "known")
+    assert status == 0 and said.startswith("silence 1 until 20") and said.endswith(" UTC: job scan1\n"), said
+    status, said = incidents(central, "ack", "2", "--reason", "on it", "--by", "anna")
+    assert status == 0 and said.startswith("incident 2: acknowledged by operator as anna at 20"), said
+    assert incidents(central, "note", "2", "disk is new") == (0, "incident 2: noted by operator\n")
+    status, said = incidents(central, "silence", "add", "--job", "scan1", "--for", "31d", "--reason", "known")
+    assert status == 3 and said.count("\n") == 1 and "must be after the start and at most 30 days later" in said
+    states = [line.split(",")[2] for line in incidents(central, "list", "--csv")[1].splitlines()]
+    assert states == ["STATE", "acknowledged", "silenced"]
+    assert "note of operator: disk is new" in incidents(central, "show", "2")[1]
+    wait_until(lambda: 'open_incidents{state="silenced"} 1.0' in metrics(central))
+    assert incidents(central, "silence", "end", "1")[0] == 0
+    wait_until(lambda: receiver.taken()[2:] == [("1", "firing")])
+    done = [line.split(",")[2] for line in incidents(central, "audit", "--csv")[1].splitlines()]
+    assert done == ["DID", "end silence", "note", "acknowledge", "silence"]

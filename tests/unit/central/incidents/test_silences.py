@@ -189,6 +189,15 @@ async def test_a_silenced_incident_is_not_sent_until_its_silence_is_over(store, 
     assert description.startswith("silence 1 of anna is over (known); ")
 
 
+async def test_webhooks_that_ignore_silences_would_be_noticed(store, receiver, monkeypatch):
+    """The mutant of the test above: what it asserts does not hold."""
+    monkeypatch.setattr(silences, "is_silenced", lambda _now: sa.false())
+    put(store, row(1), row(2, host="h2"))
+    silence(store, host="h1")
+    async with running(webhooks(store, receiver)):
+        await until(lambda: receiver.taken() == [("1", "firing"), ("2", "firing")])
+
+
 async def test_what_was_sent_and_silenced_then_is_sent_again_if_it_is_open_at_the_end_of_the_silence(store, receiver):
     clock = Clock()
     put(store, row(1))
