@@ -28,6 +28,7 @@ from whitepanda.common import log
 from whitepanda.v1 import host_pb2
 
 _KEY_NS = 60 * 10**9  # how often a tick is written whole
+_STEP_NS = 10**9
 _EXPLAIN_NS = 30 * 10**9  # how often a VM that suffers or inflicts is explained anew
 _MOST_EXPLAINED = 4  # in one tick: an explanation takes half a millisecond
 _EXPLAINED = ("victim", "affected", "inflicting")
@@ -90,6 +91,7 @@ class Capture:
         self._windows_ms = windows_ms
         self._ticks = 0
         self._key_due_ns = 0
+        self._offset_ns = self._last_ns = 0  # of the wall clock from the monotonic one, and the last tick
         self._uuids: list[str] = []
         self._known: dict[str, tuple[Any, ...]] = {}
         self._explained: dict[str, tuple[int, str]] = {}
@@ -99,7 +101,10 @@ class Capture:
     def tick(self, mono_ns: int) -> None:
         """Keep the tick that was just made and judged."""
         state, unix_ns = self._state, self._state.clock.unix_ns()
-        is_key = self._writer.wants_key or mono_ns >= self._key_due_ns
+        step_ns, self._offset_ns = unix_ns - mono_ns - self._offset_ns, unix_ns - mono_ns
+        is_stepped = abs(step_ns) > _STEP_NS or unix_ns <= self._last_ns  # in a file times only go up
+        self._last_ns = unix_ns
+        is_key = self._writer.wants_key or mono_ns >= self._key_due_ns or is_stepped
         if is_key:
             self._key_due_ns = mono_ns + _KEY_NS
             self._known, self._explained = {}, {}

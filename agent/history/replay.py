@@ -13,7 +13,6 @@ from agent.history.segments import DamagedError, Frame, Segment, read
 from whitepanda.v1 import host_pb2
 
 _SLOW_DOWN = 3  # numbers behind a VM's metrics
-_NS_PER_MS = 10**6
 
 
 class Pending(NamedTuple):

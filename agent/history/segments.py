@@ -105,7 +105,7 @@ def last_unix_ns(segment: Segment) -> int:
 class SegmentWriter:
     """Appends to a folder, which it makes. Errors of the disk are raised; then the next append begins a new file.
 
-    A file is ended after `roll_ns` of frames, and where the wall clock is set back, so times in a file only go up.
+    A file is ended after `roll_ns` of frames, and where the wall clock is set, so times in a file only go up.
     """
 
     def __init__(self, folder: Path, roll_ns: int) -> None:
@@ -129,11 +129,16 @@ class SegmentWriter:
         """The time of the oldest frame; None: there is none."""
         return min((one.first_unix_ns for one in self._bytes), default=None)
 
-    def append(self, unix_ns: int, mono_ns: int, payload: bytes, *, anew: bool = False) -> int:
-        """Write a frame, in a new file if `anew`; return its bytes. OSError: nothing was written that is read."""
+    def append(self, unix_ns: int, mono_ns: int, payload: bytes, *, anew: bool | None = None) -> int:
+        """Write a frame; return its bytes. OSError: nothing was written that is read.
+
+        `anew`: whether it begins a file; None: as the time says.
+        """
         last_ns, last_mono_ns = self._last_ns, self._last_mono_ns
         stepped = bool(last_ns) and abs((unix_ns - last_ns) - (mono_ns - last_mono_ns)) > _STEP_NS
-        if self._file is None or anew or unix_ns <= last_ns or unix_ns - self._first_ns >= self._roll_ns or stepped:
+        if anew is None:
+            anew = stepped or unix_ns <= last_ns or unix_ns - self._first_ns >= self._roll_ns
+        if anew:
             self.end_file()
         deflater = zlib.compressobj(_LEVEL, zdict=self._dictionary)
         body = deflater.compress(payload) + deflater.flush()
@@ -152,18 +157,19 @@ class SegmentWriter:
         return len(data)
 
     def trim(self, before_unix_ns: int, max_bytes: int) -> None:
-        """Delete the oldest files while there are too many bytes, and those that end before a time.
+        """Delete the oldest files while there are too many bytes, and one that ended before a time.
 
-        The file that is written stays. OSError: one could not be deleted.
+        One a call: a clock that is set far ahead for a moment must not cost all. The file that is written stays.
+        OSError: one could not be deleted.
         """
         files = sorted(self._bytes)
         closed = files[:-1] if self._file is not None else files
         excess = self.total_bytes - max_bytes
+        old = next((one for one in closed if one.first_unix_ns + self._roll_ns <= before_unix_ns), None)
         for one in closed:
-            if excess <= 0 and one.first_unix_ns + self._roll_ns > before_unix_ns:
-                continue
-            one.path.unlink(missing_ok=True)
-            excess -= self._bytes.pop(one)
+            if excess > 0 or one is old:
+                one.path.unlink(missing_ok=True)
+                excess -= self._bytes.pop(one)
 
     def end_file(self) -> None:
         """End the file that is written; the next frame begins another one."""

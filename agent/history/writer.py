@@ -132,7 +132,7 @@ class HistoryWriter:
         if reason := self._no_room():
             raise OSError(reason)
         segment_log = self._log_of(item.kind)
-        segment_log.append(item.unix_ns, item.mono_ns, item.make(), anew=item.anew)
+        segment_log.append(item.unix_ns, item.mono_ns, item.make(), anew=item.anew if item.kind == TICKS else None)
         if item.kind == TICKS:
             self._is_cut = False
         if item.anew or item.kind == WINDOWS:

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import math
-import os
 import time
 from array import array
 from pathlib import Path
@@ -13,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.api.client import connect
 from agent.api.messages import vms_message
+from agent.clock import SystemClock
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection, HistorySection
 from agent.daemon import Daemon
 from agent.history import frames
 from agent.history.reader import History
+from agent.history.replay import ticks_of
 from agent.history.segments import segments
 from agent.sampling.source_threads import SourcePlan
 from collector.base import Reason, SourceSample
@@ -195,7 +197,7 @@ async def test_a_damaged_file_is_left_out_with_one_warning(config):
     await ran(config, Host(), ticks=8)
     first, second = segments(folder(config) / "ticks")
     data = bytearray(first.path.read_bytes())
-    data[len(data) // 2] ^= 0xFF
+    data[-10] ^= 0xFF  # in the payload of its last frame
     first.path.write_bytes(data)
     warned = []
     history = History(folder(config), warned.append)
@@ -215,8 +217,73 @@ async def test_off_writes_nothing(config, tmp_path):
         asked(config, time.time_ns())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_may_not_be_read_is_one_line(tmp_path):
-    (tmp_path / "ticks").mkdir(mode=0)
-    with pytest.raises(UnavailableError, match="cannot read"):
+def test_a_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
+    def refuse(_folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("agent.history.segments.os.listdir", refuse)
+    with pytest.raises(UnavailableError, match="cannot read: Permission denied"):
         History(tmp_path).moments(host_pb2.GetMomentsRequest())
+
+
+class SteppingClock(SystemClock):
+    """A clock that is set."""
+
+    step_ns = 0
+
+    def unix_ns(self) -> int:
+        return time.time_ns() + self.step_ns
+
+
+@pytest.mark.parametrize("step_s", [-3600, 600, -1])
+async def test_a_clock_that_is_set_is_marked_and_nothing_is_lost(config, step_s):
+    clock = SteppingClock()
+    plan = SourcePlan("simulated", "required", FakeSource("simulated", Host().take))
+    daemon = Daemon(config, clock, [plan])
+    task = asyncio.create_task(daemon.run())
+    await until(lambda: daemon.state.schedule.ticks >= 8)
+    clock.step_ns = step_s * S
+    before = daemon.state.schedule.ticks
+    await until(lambda: daemon.state.schedule.ticks >= before + 8)
+    daemon.stop()
+    await asyncio.wait_for(task, 10)
+    found = [pending for one in segments(folder(config) / "ticks") for pending in ticks_of(one)]
+    moments = [pending.make(None, "") for pending in found]
+    assert len(moments) >= 16
+    assert sum(moment.clock_stepped for moment in moments) == (0 if step_s == -1 else 1)
+    assert len(moments[-1].vms.vms) == 2
+    assert len(segments(folder(config) / "ticks")) == 2
+    assert daemon.state.history().lost_frames == 0
+
+
+async def test_a_history_that_fails_costs_itself_only(config, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("agent.history.capture.frames.pack", broken)
+    said, daemon = await ran(config, Host(), ticks=0)
+    assert said == {}
+    assert daemon.state.counters.sink_errors > 0
+    assert daemon.state.pipeline.windows.closed > 3
+    assert len(segments(folder(config) / "windows")) == 1
+
+
+async def test_the_local_api_gives_moments(config):
+    daemon = Daemon(config, plans=[SourcePlan("simulated", "required", FakeSource("simulated", Host().take))])
+    task = asyncio.create_task(daemon.run())
+    await until(lambda: daemon.state.schedule.ticks >= 10)
+
+    def ask(**fields):
+        with connect(Path(config.agent.socket)) as client:
+            return client.moments(host_pb2.GetMomentsRequest(**fields))
+
+    answer = await asyncio.to_thread(ask, at_unix_ns=time.time_ns(), before=2, explain="web-1")
+    assert [len(moment.vms.vms) for moment in answer.moments] == [2, 2, 2]
+    assert answer.moments[-1].explanation.vm.name == "web-1"
+    with pytest.raises(InputError, match="no VM had the name or UUID 'x' then"):
+        await asyncio.to_thread(ask, at_unix_ns=time.time_ns(), explain="x")
+    daemon.state.moments = None
+    with pytest.raises(UnavailableError, match=r"the history is off: set history\.days above 0"):
+        await asyncio.to_thread(ask, at_unix_ns=time.time_ns())
+    daemon.stop()
+    await asyncio.wait_for(task, 10)
