@@ -133,7 +133,9 @@ def write_part(
     connection.execute(f"CREATE OR REPLACE TEMP VIEW known AS {known}")
     connection.execute(SQL_TAKEN)
     connection.execute(SQL_ROWS_ONCE)
-    rows = f"SELECT {windows_as_slots(slot_ns)}, cycles, instructions FROM rows_once WHERE duration_ns > 0"
+    # In whole numbers: sums of floating-point numbers would depend on the order.
+    counters = ", ".join(f"{known(name)}::HUGEINT AS {name}" for name in ("cycles", "instructions"))
+    rows = f"SELECT {windows_as_slots(slot_ns)}, {counters} FROM rows_once WHERE duration_ns > 0"
     older = ""
     if merged:
         paths = ", ".join(quoted(lake.objects.local(name)) for name, _ in merged)
