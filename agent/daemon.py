@@ -99,7 +99,7 @@ class Daemon:
         self._events_due_ns = 0
         self._asked_jobs = AskedJobs(self._clock.mono_ns)
         self._refusals = Refusals()
-        self._facts = FactChanges(config, self._clock)
+        self._facts = FactChanges(config, self._clock, self._failures)
         self._updates: set[asyncio.Task[bool]] = set()
         self._update_lock = asyncio.Lock()
 
@@ -137,9 +137,8 @@ class Daemon:
             self._running_metrics(),
             asyncio.TaskGroup() as tasks,
         ):
-            ticking = tasks.create_task(self._tick_loop())
-            watchdog = tasks.create_task(self._feed_watchdog())
-            facts = tasks.create_task(self._facts.read_host())
+            loops = [self._tick_loop(), self._feed_watchdog(), self._facts.run()]
+            running = [tasks.create_task(loop) for loop in loops]
             # Objects of the start stay, and samples are freed by reference counts. Walking all of them for cycles
             # would cost as much as sampling at 1,000 VMs.
             gc.collect()
@@ -149,9 +148,8 @@ class Daemon:
             _log.info("agent started", host=self.state.names.host, platform=self.state.names.platform)
             await self._stop.wait()
             sdnotify.notify("STOPPING=1")
-            ticking.cancel()
-            watchdog.cancel()
-            facts.cancel()
+            for task in running:
+                task.cancel()
             self._submit(self.state.pipeline.windows.flush())
             await self._save_baselines()
         _log.info("agent ended", ticks=self.state.schedule.ticks, missed=self.state.schedule.missed)

@@ -23,6 +23,8 @@ EFFECTS = {
     "analysis": "nothing is looked for in this window; tried again with the next one",
     "reports": "central gets no report of this window; tried again with the next one",
     "recommendations": "reports have none; tried again with the next one",
+    "facts": "central does not get what changed of the VMs and the host; tried again with the next window",
+    "host facts": "central has the host's facts as they were read last; tried again",
     "queueing for central": "central does not get this window; tried again with the next one",
     "saving baselines": "after a restart they are those saved last; tried again",
     "uplink": "windows wait in the spool; tried again",

@@ -30,11 +30,20 @@ class VmKey(NamedTuple):
     numa_nodes: tuple[int, ...]
 
 
-def key_of(vm: Vm) -> VmKey:
-    """Return a VM's facts. Its users choose texts: they are made fit to be shown."""
+def key_of(vm: Vm, last: VmKey | None = None) -> VmKey:
+    """Return a VM's facts. Its users choose texts: they are made fit to be shown.
+
+    What is not read just now is as in its `last` facts.
+    """
     identity, facts = vm.identity, vm.identity.facts
     cgroup = vm.now.cgroup
-    quota = cgroup.value.quota_cores if isinstance(cgroup, Reading) else None
+    if isinstance(cgroup, Reading):
+        quota = cgroup.value.quota_cores
+    else:
+        quota = last.cpu_quota_cores if last else None
+    nodes = _nodes(vm)
+    if nodes is None:
+        nodes = last.numa_nodes if last else ()
     return VmKey(
         identity.uuid,
         identity.epoch,
@@ -48,7 +57,7 @@ def key_of(vm: Vm) -> VmKey:
         identity.vcpus or None,
         quota,
         identity.memory_bytes,
-        _nodes(vm),
+        nodes,
     )
 
 
@@ -57,11 +66,19 @@ def message_from(key: VmKey, unix_ns: int, *, gone: bool = False) -> agent_pb2.V
     return message_of(agent_pb2.VmFacts, key, unix_ns=unix_ns, gone=gone)
 
 
-def _nodes(vm: Vm) -> tuple[int, ...]:
-    """Return the nodes that hold a tenth of the VM's memory or more. Where vCPUs ran last changes all the time."""
+def only_named(uuid: str) -> VmKey:
+    """Return the key of a VM of which nothing else is known."""
+    return VmKey(uuid, *[""] * 8, None, None, None, ())
+
+
+def _nodes(vm: Vm) -> tuple[int, ...] | None:
+    """Return the nodes that hold a tenth of the VM's memory or more; None: not read.
+
+    Where vCPUs ran last changes all the time.
+    """
     reading = vm.now.numa
     if not isinstance(reading, Reading) or not isinstance(reading.value, NumaPlacement):
-        return ()
+        return None
     memory = reading.value.memory_bytes
     total = sum(memory.values())
     return tuple(sorted(node for node, size in memory.items() if size and size >= _MEMORY_SHARE * total))

@@ -2,12 +2,14 @@
 
 from dataclasses import asdict
 
-import grpc
-
+from central.api import limits
 from central.api.context import Context
-from central.api.requests import ApiError, read_page, wrong_field
+from central.api.requests import read_page, unknown, wrong, wrong_field
 from central.facts.records import HostRecord, VmRecord
+from whitepanda.common.texts import several_named
 from whitepanda.v1 import agent_pb2, fleet_pb2
+
+_SAME_NAMES = 20  # enough to name some of them
 
 
 async def get_facts(context: Context, request: fleet_pb2.GetFactsRequest) -> fleet_pb2.Facts:
@@ -15,22 +17,38 @@ async def get_facts(context: Context, request: fleet_pb2.GetFactsRequest) -> fle
     if bool(request.vm) == bool(request.host):
         raise wrong_field("vm", "must be given, or host, and not both")
     ask, store = context.history.ask, context.facts
-    at_unix_ns = request.at_unix_ns or context.clock_unix_ns()
+    at_unix_ns = _at(context, request.at_unix_ns)
     found = fleet_pb2.Facts()
     host = request.host
     if request.vm:
+        versions = await ask(store.history, request.vm)
+        vm = request.vm if versions else await _named(context, request.vm)
         # After a migration the host that a VM came from may not have said yet that it is gone.
-        then = await ask(store.vms_at, at_unix_ns, vm=request.vm)
+        then = await ask(store.vms_at, at_unix_ns, vm=vm) if vm else ()
         if then:
             newest = max(then, key=lambda record: record.from_unix_ns)
             found.vm.CopyFrom(_vm(newest))
             host = newest.host
-        found.versions.extend(map(_vm, await ask(store.history, request.vm)))
+        if vm:
+            found.versions.extend(map(_vm, versions or await ask(store.history, vm)))
     for record in await ask(store.hosts_at, at_unix_ns, host=host, limit=1) if host else ():
         found.host.CopyFrom(_host(record))
     if not found.ListFields():
-        raise ApiError(grpc.StatusCode.NOT_FOUND, f"nothing is known of {request.vm or request.host!r} at that time")
+        raise unknown(f"no facts are known of {(request.vm or request.host)[:80]!r} at that time")
     return found
+
+
+async def _named(context: Context, name: str) -> str:
+    """Return the UUID of the one VM of a name, "" without one. Raises ApiError if several have it."""
+    found = await context.history.ask(context.facts.find, name, _SAME_NAMES)
+    vms = sorted({record.vm for record in found if record.name.lower() == name.lower()})
+    if len(vms) > 1:
+        raise wrong(several_named(name, vms), "vm")
+    return vms[0] if vms else ""
+
+
+def _at(context: Context, at_unix_ns: int) -> int:
+    return min(at_unix_ns, limits.MAX_TIME_UNIX_NS) or context.clock_unix_ns()
 
 
 async def list_facts(context: Context, request: fleet_pb2.ListFactsRequest) -> fleet_pb2.ListFactsResponse:
@@ -39,7 +57,7 @@ async def list_facts(context: Context, request: fleet_pb2.ListFactsRequest) -> f
     host, vm = page.place
     rows = await context.history.ask(
         context.facts.vms_at,
-        request.at_unix_ns or context.clock_unix_ns(),
+        _at(context, request.at_unix_ns),
         host=request.host,
         project=request.project,
         after=(str(host), str(vm)),
@@ -66,5 +84,6 @@ def _host(record: HostRecord) -> fleet_pb2.HostVersion:
         disks=[agent_pb2.DiskFacts(name=name, size_bytes=size, rotational=turns) for name, size, turns in record.disks],
         manager=record.manager,
         labels=record.labels,
+        is_received_time=record.is_received_time,
     )
     return fleet_pb2.HostVersion(host=record.host, facts=facts, until_unix_ns=record.until_unix_ns)

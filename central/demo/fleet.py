@@ -105,7 +105,7 @@ def _services(chance: random.Random, host: str) -> list[Table]:
         {
             "name": f"{job}-{host}" if count == 1 else f"{job}{number}-{host}",
             "job": job,
-            "vcpus": _SERVICE_VCPUS,
+            **_facts("shop", _SERVICE_VCPUS),
             "latency_sensitive": True,
             "profile": profile,
             "load_ratio": {"ratio": load * chance.uniform(0.85, 1.15), "diurnal": 0.2},
@@ -134,7 +134,14 @@ def _antagonist(job: str, host: str, load: Table) -> Table:
 
 
 def _vm(host: str, job: str, profile: str, vcpus: int, load: Table) -> Table:
-    return {"name": f"{job}-{host}", "job": job, "vcpus": vcpus, "profile": profile, "load_ratio": load}
+    project = "research" if job in _ANTAGONISTS else "media" if job == "encode" else "back-office"
+    return {"name": f"{job}-{host}", "job": job, **_facts(project, vcpus), "profile": profile, "load_ratio": load}
+
+
+def _facts(project: str, vcpus: int) -> Table:
+    memory_gib = 2.0 * vcpus
+    flavor = f"c{vcpus}-m{memory_gib:.0f}"
+    return {"project": project, "flavor": flavor, "vcpus": vcpus, "memory_gib": memory_gib, "quota_cores": float(vcpus)}
 
 
 def _bursts(chance: random.Random, job: str) -> Table:

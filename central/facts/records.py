@@ -26,6 +26,7 @@ class VmRecord:
     numa_nodes: tuple[int, ...]
     from_unix_ns: int
     until_unix_ns: int
+    is_received_time: bool = False  # the host's clock was off: it began when central heard of it
 
     @property
     def cores(self) -> float | None:
@@ -50,6 +51,7 @@ class HostRecord:
     labels: dict[str, str]
     from_unix_ns: int
     until_unix_ns: int
+    is_received_time: bool = False  # likewise
 
 
 def _known(facts: Any, *names: str) -> dict[str, Any]:
@@ -82,4 +84,5 @@ def host_record(host: str, payload: bytes, from_unix_ns: int, until_unix_ns: int
         labels=dict(facts.labels),
         from_unix_ns=from_unix_ns,
         until_unix_ns=until_unix_ns,
+        is_received_time=facts.is_received_time,
     )

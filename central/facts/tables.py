@@ -35,6 +35,8 @@ _c = facts.c
 _SHOWN_VERSIONS = 100
 _FOUND_AT_MOST = 1000
 _PRUNED_AT_ONCE = 500
+#: Hosts say all facts again every day: a VM that nobody names for this long is not known to be there.
+_KNOWN_FOR_NS = 2 * 86_400 * 10**9
 
 
 def take(connection: sa.Connection, rows: Sequence[FactRow]) -> int:
@@ -45,7 +47,7 @@ def take(connection: sa.Connection, rows: Sequence[FactRow]) -> int:
 def _take(connection: sa.Connection, row: FactRow) -> int:
     of = (_c.host == row.host) & (_c.vm == row.vm)
     said: Any = (agent_pb2.VmFacts if row.vm else agent_pb2.HostFacts).FromString(row.payload)
-    said.unix_ns = 0
+    said.unix_ns, said.is_received_time = 0, False
     digest = hashlib.blake2b(said.SerializeToString(deterministic=True), digest_size=16).digest()
     near = sa.select(facts).where(of)
     before = connection.execute(near.where(_c.from_unix_ns <= row.unix_ns).order_by(_c.from_unix_ns.desc()).limit(1))
@@ -82,7 +84,9 @@ def vms_at(
     conditions = [_c.vm == vm] if vm else [_c.vm != ""]
     if host:
         conditions.append(_c.host == host)
-    then = [*([_c.project == project.lower()] if project else []), sa.tuple_(_c.host, _c.vm) > sa.tuple_(*after)]
+    then = [sa.tuple_(_c.host, _c.vm) > sa.tuple_(*after), _c.seen_unix_ns >= unix_ns - _KNOWN_FOR_NS]
+    if project:
+        then.append(_c.project == project.lower())
     return [vm_record(*row) for row in _at(connection, unix_ns, conditions, then, limit)]
 
 

@@ -30,12 +30,18 @@ class FactRow:
 
 
 def check_facts(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[list[FactRow], dict[str, int]]:
-    """Return the good facts of a batch, and how many are refused, by reason; these cost neither others nor rows."""
+    """Return the good facts of a batch, and how many are refused, by reason; these cost neither others nor rows.
+
+    What a host says now is of now: where its clock is off by more than `max_future_s`, the time is central's, marked
+    as such. Of what comes late, times that cannot be are refused.
+    """
     good, rejected = list[FactRow](), Counter[str]()
+    now_unix_ns, is_late = sender.now_unix_ns, batch.backlog or sender.is_importer
     if (excess := len(batch.vm_facts) - _MAX_VMS) > 0:
         rejected["too_many_facts"] += excess
-    earliest = sender.now_unix_ns - int(sender.limits.max_past_days * 86_400e9)
-    latest = min(sender.now_unix_ns + int(sender.limits.max_future_s * 1e9), MAX_INT64)
+    ahead_ns, past_ns = int(sender.limits.max_future_s * 1e9), int(sender.limits.max_past_days * 86_400e9)
+    earliest = now_unix_ns - (past_ns if is_late else ahead_ns)
+    latest = min(now_unix_ns + ahead_ns, MAX_INT64)
     hosts = [batch.host_facts] if batch.HasField("host_facts") else []
     said: list[agent_pb2.VmFacts | agent_pb2.HostFacts] = [*batch.vm_facts[:_MAX_VMS], *hosts]
     for one in said:
@@ -43,10 +49,14 @@ def check_facts(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[list[FactRow
         is_good = _is_good_vm(one) if isinstance(one, agent_pb2.VmFacts) else _is_good_host(one)
         if not is_good:
             rejected["bad_facts"] += 1
-        elif not earliest <= one.unix_ns <= latest:
+            continue
+        one.is_received_time = not earliest <= one.unix_ns <= latest
+        if one.is_received_time and is_late:
             rejected["bad_facts_time"] += 1
-        else:
-            good.append(FactRow(sender.host, vm, one.unix_ns, one.SerializeToString(deterministic=True)))
+            continue
+        if one.is_received_time:
+            one.unix_ns = now_unix_ns
+        good.append(FactRow(sender.host, vm, one.unix_ns, one.SerializeToString(deterministic=True)))
     return good, dict(rejected)
 
 

@@ -197,7 +197,14 @@ class ProfileMeter(VmMeter):
                 storage_write_bytes=disk[1],
                 vcpus_running=None if math.isnan(running) else int(running),
             ),
-            cgroup=CgroupCounters(self.opened, self._ns("cpu_pressure"), 0, 0, self._ns("io_pressure")),
+            cgroup=CgroupCounters(
+                self.opened,
+                self._ns("cpu_pressure"),
+                0,
+                0,
+                self._ns("io_pressure"),
+                quota_cores=spec.quota_cores or None,
+            ),
             rdt=self._rdt(int(self._step.counted[_AT["llc_bytes"]]), *self._whole("memory_bytes")),
         )
 

@@ -86,6 +86,7 @@ class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_gib: float = 4.0  # as facts for central, these
     project: str = ""
     flavor: str = ""
+    quota_cores: float = 0.0  # of its control group, with a profile; it is not throttled by it; 0 = none
     pmu: bool = True  # False: its hardware counters are absent with the reason no_pmu
     multiplexing_ratio: float = 1.0  # time_running / time_enabled of its counters
     # With a profile (docs/simulated.md has their names) contention is the study's, and cpi, sensitivity, load and the

@@ -1,12 +1,18 @@
 """Versions of facts: by time, in any order of arrival, found by a part of a text."""
 
+import asyncio
 import contextlib
 
 import pytest
 
+from central.config import IncidentsSection
+from central.facts.recorder import FactRecorder
 from central.facts.store import FactStore
-from central.incidents.store import IncidentStore
+from central.incidents.store import IncidentStore, StoreError
+from central.journal.tables import Roll, Submission
+from central.journal.writer import Journal
 from central.validation.facts import FactRow, check_facts
+from central.validation.reader import read_batch
 from central.validation.rows import Limits, Sender
 from whitepanda.v1 import agent_pb2
 
@@ -103,7 +109,7 @@ def test_what_was_not_said_for_long_is_deleted(store):
 
 def test_bad_facts_cost_no_others():
     now = 1000 * S
-    sender = Sender("node1", "cpu", False, Limits(), now)  # noqa: FBT003 - not an importer
+    sender = Sender("node1", "cpu", False, Limits(), now)
     good = agent_pb2.VmFacts(vm=VM, unix_ns=now, vcpus=2)
     bad = [
         agent_pb2.VmFacts(unix_ns=now),
@@ -112,8 +118,128 @@ def test_bad_facts_cost_no_others():
         agent_pb2.VmFacts(vm=VM, unix_ns=now, cpu_quota_cores=float("nan")),
         agent_pb2.VmFacts(vm=VM, unix_ns=now, memory_bytes=2**64 - 1),
     ]
-    late = agent_pb2.VmFacts(vm=VM, unix_ns=now + 10**18)
     host = agent_pb2.HostFacts(unix_ns=now, labels={"a": "\n"})
-    rows, rejected = check_facts(agent_pb2.CpiBatch(vm_facts=[good, *bad, late], host_facts=host), sender)
+    rows, rejected = check_facts(agent_pb2.CpiBatch(vm_facts=[good, *bad], host_facts=host), sender)
     assert [row.vm for row in rows] == [VM]
-    assert rejected == {"bad_facts": 6, "bad_facts_time": 1}
+    assert rejected == {"bad_facts": 6}
+
+
+@pytest.mark.parametrize("off_s", [-3601, 3601, 10**9])
+def test_the_time_of_a_host_whose_clock_is_off_is_centrals_and_marked(store, off_s):
+    now = 2 * 10**9 * S
+    sender = Sender("node1", "cpu", False, Limits(), now)
+    off = agent_pb2.VmFacts(vm=VM, unix_ns=now + off_s * S, vcpus=2)
+    host = agent_pb2.HostFacts(unix_ns=now + off_s * S, cpus=2)
+    rows, rejected = check_facts(agent_pb2.CpiBatch(vm_facts=[off], host_facts=host), sender)
+    assert (len(rows), rejected) == (2, {})
+    store.take(rows)
+    (vm,), (node,) = store.vms_at(now), store.hosts_at(now)
+    assert (vm.from_unix_ns, vm.is_received_time) == (node.from_unix_ns, node.is_received_time) == (now, True)
+
+
+def test_what_comes_late_keeps_its_time_or_is_refused():
+    now = 2 * 10**9 * S
+    sender = Sender("node1", "cpu", False, Limits(), now)
+    late = [agent_pb2.VmFacts(vm=VM, unix_ns=now - days * 86_400 * S) for days in (30, 32)]
+    rows, rejected = check_facts(agent_pb2.CpiBatch(vm_facts=late, backlog=True), sender)
+    assert [row.unix_ns for row in rows] == [late[0].unix_ns]
+    assert rejected == {"bad_facts_time": 1}
+
+
+def test_too_many_facts_are_counted():
+    sender = Sender("node1", "cpu", False, Limits(), S)
+    many = [agent_pb2.VmFacts(vm=f"v{number}", unix_ns=S) for number in range(5002)]
+    rows, rejected = check_facts(agent_pb2.CpiBatch(vm_facts=many), sender)
+    assert (len(rows), rejected) == (5000, {"too_many_facts": 2})
+
+
+def test_absurd_facts_of_a_host_are_refused():
+    sender = Sender("node1", "cpu", False, Limits(), S)
+    for absurd in (
+        {"cpus": 2**32 - 1},
+        {"memory_bytes": 2**64 - 1},
+        {"manager": "x" * 10_000},
+        {"labels": {str(number): "x" for number in range(17)}},
+        {"disks": [agent_pb2.DiskFacts(name="a", size_bytes=2**63)]},
+        {"network_cards": [agent_pb2.NetworkCard(name="\x1b[2J")]},
+        {"caches": [agent_pb2.CacheDomain()] * 1025},
+    ):
+        batch = agent_pb2.CpiBatch(host_facts=agent_pb2.HostFacts(unix_ns=S, **absurd))
+        assert check_facts(batch, sender) == ([], {"bad_facts": 1}), absurd
+
+
+def test_a_vm_that_nobody_names_for_two_days_is_not_known_to_be_there(store):
+    day = 86_400
+    store.take([vm_row(day), vm_row(2 * day)])
+    assert [len(store.vms_at(days * day * S)) for days in (1, 3, 4, 5)] == [1, 1, 1, 0]
+    assert len(store.history(VM)) == len(store.find("shop", 5)) == 1
+
+
+def test_two_replicas_that_keep_the_same_end_with_the_same(tmp_path):
+    rows = [vm_row(100, vcpus=2), vm_row(200, vcpus=4), host_row(100, cpus=8)]
+    with (
+        contextlib.closing(IncidentStore("", tmp_path)) as first,
+        contextlib.closing(IncidentStore("", tmp_path)) as second,
+    ):
+        stores = [FactStore(first), FactStore(second)]
+        assert stores[0].take(rows[:2]) + stores[1].take(rows) + stores[0].take(rows) == 3
+        assert stores[0].history(VM) == stores[1].history(VM)
+
+
+def facts_of(sequence, host="node1", spool="s", **facts):
+    now = 1000 * S
+    batch = agent_pb2.CpiBatch(spool_id=spool, sequence=sequence, **facts)
+    raw = agent_pb2.AgentMessage(batch=batch).SerializeToString()
+    read = read_batch(batch, raw, Sender(host, "cpu", False, Limits(), now))
+    return Submission(
+        host, "cpu", spool, sequence, now, read.payload, 0, 0, {}, None, lambda _: None, "", facts=read.facts
+    )
+
+
+async def committed(journal, *submissions):
+    for one in submissions:
+        journal.submit(one)
+    await journal.finish_roll(Roll("none", 0, 0), 0)  # a transaction after those before
+
+
+async def test_facts_reach_the_database_once_over_failures_and_kills(tmp_path, monkeypatch):
+    journal = Journal(tmp_path, replica="r", commit_interval_s=0.001)
+    journal.start()
+    with contextlib.closing(IncidentStore("", tmp_path)) as database:
+        store = FactStore(database)
+        recorder = FactRecorder(IncidentsSection(), journal, store, clock_unix_ns=lambda: 1000 * S)
+        said = [agent_pb2.VmFacts(vm=VM, unix_ns=1000 * S, vcpus=2)]
+        host = agent_pb2.HostFacts(unix_ns=1000 * S, cpus=8)
+        first = facts_of(1, vm_facts=said, host_facts=host)
+        await committed(journal, first, first)
+        assert journal.has_facts.is_set()
+        assert len(journal.read_facts(10)) == 2, "a batch counts once"
+
+        def broken(*_arguments):
+            raise StoreError("the server is away")
+
+        for whose, name in ((store, "take"), (journal, "forget_facts")):  # away, and killed between both
+            with monkeypatch.context() as patch:
+                patch.setattr(whose, name, broken)
+                with pytest.raises(StoreError):
+                    await recorder.record_some()
+        assert len(journal.read_facts(10)) == 2
+        running = asyncio.create_task(recorder.run())
+        async with asyncio.timeout(20):
+            while journal.read_facts(1):
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert [one.vcpus for one in store.history(VM)] == [2]
+        assert [one.cpus for one in store.hosts_at(1000 * S)] == [8]
+    await journal.close()
+
+
+async def test_the_oldest_facts_go_where_too_many_wait(tmp_path):
+    journal = Journal(tmp_path, replica="r", commit_interval_s=0.001, max_events=2)
+    journal.start()
+    said = [[agent_pb2.VmFacts(vm=f"v{number}", unix_ns=1000 * S)] for number in range(4)]
+    await committed(journal, *(facts_of(number, vm_facts=one) for number, one in enumerate(said, 1)))
+    assert [row.vm for _, row in journal.read_facts(10)] == ["v2", "v3"]
+    assert journal.stats.rejected_events == {"facts_backlog_full": 2}
+    await journal.close()
