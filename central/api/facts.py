@@ -21,7 +21,7 @@ async def get_facts(context: Context, request: fleet_pb2.GetFactsRequest) -> fle
     host = request.host
     if request.vm:
         versions = await ask(store.history, request.vm)
-        vm = request.vm if versions else await _named(context, request.vm)
+        vm = request.vm if versions else await vm_named(context, request.vm)
         # After a migration the host that a VM came from may not have said yet that it is gone.
         then = await ask(store.vms_at, at_unix_ns, vm=vm) if vm else ()
         if then:
@@ -37,7 +37,7 @@ async def get_facts(context: Context, request: fleet_pb2.GetFactsRequest) -> fle
     return found
 
 
-async def _named(context: Context, name: str) -> str:
+async def vm_named(context: Context, name: str) -> str:
     """Return the UUID of the one VM of a name, "" without one. Raises ApiError if several have it."""
     found = await context.history.ask(context.facts.find, name, _SAME_NAMES)
     vms = sorted({record.vm for record in found if record.name.lower() == name.lower()})

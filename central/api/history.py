@@ -1,6 +1,7 @@
 """History: series of metrics over any time, and the VMs that lead by one."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 
 from central.api.admission import Result
 from central.api.context import Context
+from central.api.facts import vm_named
 from central.api.limits import MAX_HISTORY_POINTS, MAX_PAGE_SIZE, MAX_SCOPE, MAX_TIME_UNIX_NS
 from central.api.requests import read_page, read_top, unknown, wrong, wrong_field
 from central.history.queries import METRICS, Scope
@@ -23,11 +25,13 @@ from whitepanda.v1 import agent_pb2, fleet_pb2
 _POINTS = 300
 _LEAST_POINTS = 2
 _TOP = 20
+_NAMED = 20  # VMs whose facts are asked for a name
 _HOUR_NS = 3600 * 10**9
 _DAY_NS = 24 * _HOUR_NS
 _SERIES_DAYS = 400
 _TOP_DAYS = 31
 _BY = {fleet_pb2.TOP_BY_UNSPECIFIED: "mean", fleet_pb2.TOP_BY_MEAN: "mean", fleet_pb2.TOP_BY_MAX: "max"}
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNITS = {column.name: column.unit for column in WINDOW_COLUMNS}
 _NOBODY = Scope(vms=("",))
 _NARROWER = "ask for a shorter time, or for fewer hosts, jobs or VMs"
@@ -49,7 +53,7 @@ async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) 
         most = f"must be at least 2, and points * metrics at most {MAX_HISTORY_POINTS:,}"
         raise wrong_field("points", f"{most} (values {points}, {len(metrics)}); ask for fewer points or metrics")
     since, until = _read_time(request, context.clock_unix_ns(), _SERIES_DAYS)
-    scope = await _read_scope(context, request, since, until, [_found_vm(context, vm) for vm in request.vms])
+    scope = await _read_scope(context, request, since, until, [await _found_vm(context, vm) for vm in request.vms])
     page = read_page(request, "series", ("",), _filters(request))
     (after,) = page.place
 
@@ -63,7 +67,7 @@ async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) 
     found = await stoppable(context, "series of metrics", read)
     if request.vms and not found.vms and not after:
         raise unknown(f"no window of {', '.join(request.vms[:5])} in this time and scope", "vms")
-    names = context.registry.vm_names
+    names = await _names(context, found.vms)
     absent = [lines.vm for lines in found.vms if any(map(len, _absent_steps(lines).values()))]
     reasons = await asyncio.to_thread(metric_reasons.read, context.journal.path, absent) if absent else []
     by_metric = {(row.host, row.vm, BY_NUMBER[row.metric].name): row for row in reasons if row.metric in BY_NUMBER}
@@ -72,7 +76,7 @@ async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) 
         until_unix_ns=found.steps.until,
         step_ns=found.steps.length_ns,
         slot_ns=context.fleet_history.slot_ns if found.steps.is_from_slots else 0,
-        vms=[_message(lines, found.steps, by_metric, names.get(lines.vm, lines.last_host)) for lines in found.vms],
+        vms=[_message(lines, found.steps, by_metric, names[lines.vm]) for lines in found.vms],
         next_page_token=page.token(found.vms[-1].vm) if found.has_more else "",
     )
 
@@ -128,12 +132,14 @@ def _read_time(request: Any, now_unix_ns: int, most_days: int) -> tuple[int, int
     return since, until
 
 
-def _found_vm(context: Context, vm: str) -> str:
-    """Return the UUID of a VM that is given by that or by its name."""
+async def _found_vm(context: Context, vm: str) -> str:
+    """Return the UUID of a VM that is given by that or by its name; of one that is gone, the name in its facts."""
     found = context.registry.vm_names.find(vm)
     if len(found) > 1:
         raise wrong(several_named(vm, found), "vms")
-    return found[0] if found else vm
+    if found or _UUID.fullmatch(vm):
+        return found[0] if found else vm
+    return await vm_named(context, vm) or vm
 
 
 async def _read_scope(context: Context, request: Any, since: int, until: int, vms: list[str]) -> Scope | None:
@@ -164,6 +170,15 @@ def _filters(request: Any) -> str:
     names = ("metrics", "vms", "hosts", "jobs", "projects")
     times = (request.since_unix_ns, request.until_unix_ns, request.points)
     return repr(([sorted(getattr(request, name)) for name in names], times))
+
+
+async def _names(context: Context, vms: Sequence[VmLines]) -> dict[str, str]:
+    """Return VMs' names, as their hosts say; of a few that send no windows now, as their facts did."""
+    names = {lines.vm: context.registry.vm_names.get(lines.vm, lines.last_host) for lines in vms}
+    for vm in [vm for vm, name in names.items() if not name][:_NAMED]:
+        for record in (await context.history.ask(context.facts.history, vm))[:1]:
+            names[vm] = record.name
+    return names
 
 
 def _absent_steps(lines: VmLines) -> dict[str, list[int]]:

@@ -37,7 +37,7 @@ _PARQUET = (".parquet", ".pq")
 
 @operator_options
 def history(
-    vm: Annotated[str, typer.Argument(metavar="[VM]", help="UUID, or name of a VM that sends windows.")] = "",
+    vm: Annotated[str, typer.Argument(metavar="[VM]", help="UUID or name, also of a VM that is gone.")] = "",
     *,
     central: CentralOption = "",
     operator: Operator = OPERATOR,

@@ -70,7 +70,7 @@ def windows_as_slots(slot_ns: int, metrics: Sequence[str] = METRICS) -> str:
         *("latency_sensitive", "1 AS windows", "duration_ns"),
     ]
     for metric in metrics:
-        value = known(metric)
+        value = not_nan(metric)
         found += [
             f"{value}::DOUBLE * duration_ns AS {metric}_ns",
             f"CASE WHEN {value} IS NULL THEN 0 ELSE duration_ns END AS {metric}_time_ns",
@@ -81,7 +81,7 @@ def windows_as_slots(slot_ns: int, metrics: Sequence[str] = METRICS) -> str:
     return ", ".join(found)
 
 
-def known(metric: str) -> str:
+def not_nan(metric: str) -> str:
     """Return a metric's value with null for NaN."""
     if not pa.types.is_floating(SAMPLES.field(metric).type):
         return metric
@@ -133,7 +133,9 @@ def write_part(
     connection.execute(f"CREATE OR REPLACE TEMP VIEW known AS {known}")
     connection.execute(SQL_TAKEN)
     connection.execute(SQL_ROWS_ONCE)
-    rows = f"SELECT {windows_as_slots(slot_ns)}, cycles, instructions FROM rows_once WHERE duration_ns > 0"
+    # In whole numbers: sums of floating-point numbers would depend on the order.
+    counters = ", ".join(f"{not_nan(name)}::HUGEINT AS {name}" for name in ("cycles", "instructions"))
+    rows = f"SELECT {windows_as_slots(slot_ns)}, {counters} FROM rows_once WHERE duration_ns > 0"
     older = ""
     if merged:
         paths = ", ".join(quoted(lake.objects.local(name)) for name, _ in merged)

@@ -186,6 +186,13 @@ async def test_a_projects_vms_are_those_that_were_of_it_in_the_time(fleet) -> No
     assert not (await fleet.answer("TopVms", leaders)).vms
 
 
+async def test_a_vm_that_is_gone_is_found_by_the_name_in_its_facts(fleet) -> None:
+    said = agent_pb2.VmFacts(vm="vm-3", unix_ns=DAY, name="Web-7")
+    fleet.facts.take([FactRow("h1", "vm-3", DAY, said.SerializeToString())])
+    found = await fleet.answer("QuerySeries", query(vms=["web-7"], points=30))
+    assert [(vm.vm, vm.name) for vm in found.vms] == [("vm-3", "Web-7")]
+
+
 async def test_json_follows_from_the_protocol(fleet) -> None:
     transport = httpx.ASGITransport(app=make_app(fleet, None))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
