@@ -84,8 +84,10 @@ class VmList:
 
         `parts` are those of open incidents, by UUID.
         """
-        found = [each for each in self._in_order(wanted, parts) if _matches(each, wanted, parts)]
-        return found[first : first + size], len(found)
+        found = self._in_order(wanted, parts)
+        if wanted.text or wanted.project or wanted.job or wanted.host or wanted.behaviour:
+            found = [each for each in found if _matches(each, wanted, parts)]
+        return list(found[first : first + size]), len(found)
 
     def _in_order(self, wanted: Wanted, parts: Mapping[str, Part]) -> Sequence[VmEntry]:
         if wanted.order in _KEYS:

@@ -92,6 +92,7 @@ class PageCentral:
             self.report_contention(range(0, size.hosts, size.contended), size.slots)
         builder = Builder(BuildSection(), self.lake)
         self.fleet = Fleet(self.journal, self.registry, self.lake, builder, self.store)
+        self.note_facts(range(size.vms_per_host if size.hosts else 0))
         self.api = HttpApi(self.fleet, "127.0.0.1:0", TlsFiles(), Access(("operator",)))
 
     @property

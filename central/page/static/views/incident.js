@@ -101,16 +101,12 @@ const CHANGES = [
   { label: "Words", value: (c) => c.text },
 ];
 
-/** Victims' slow-down: as their host knows it, else their CPI beside what it was before. */
-function slowDowns(series, i) {
-  return i.victims.slice(0, LINES).flatMap((vm, k) => {
+/** A line per victim of what `of` makes of its series; those of which nothing is known are left out. */
+function victimLines(series, i, of) {
+  return i.victims.slice(0, LINES).map((vm, k) => {
     const mine = series.vms.find((each) => each.vm === vm.vm);
-    if (!mine) return [];
-    const known = mine.values.slow_down_ratio ?? [];
-    if (known.some(isKnown)) return [{ label: name(vm), values: known, colour: k }];
-    const before = median((mine.values.cpi ?? []).filter((_, at) => series.seconds[at] < i.first_unix_ns / 1e9 - 60));
-    return before ? [{ label: `${name(vm)}, CPI`, values: mine.values.cpi.map((value) => (isKnown(value) ? value / before : null)), colour: k }] : [];
-  });
+    return { label: name(vm), values: mine ? of(mine.values) : [], colour: k };
+  }).filter((line) => line.values.some(isKnown));
 }
 
 /** Victims, suspects and what else changed, on one time. */
@@ -119,12 +115,18 @@ function timeline({ series, incident: i }, changes) {
   const most = Math.ceil(BRIDGED_NS / series.step);
   const spans = [[i.first_unix_ns / 1e9, i.last_unix_ns / 1e9]];
   const marks = changes.map((c) => ({ at: c.unix_ns / 1e9, label: c.mark }));
-  const victims = slowDowns(series, i);
+  const before = i.first_unix_ns / 1e9 - 60;
+  const victims = victimLines(series, i, (values) => values.slow_down_ratio ?? []);
+  const cpis = victimLines(series, i, ({ cpi = [] }) => {
+    const usual = median(cpi.filter((_, at) => series.seconds[at] < before));
+    return usual ? cpi.map((value) => (isKnown(value) ? value / usual : null)) : [];
+  });
   const suspects = i.suspects.slice(0, LINES).map((vm, k) => ({ label: name(vm), colour: k + 3, values: series.vms.find((each) => each.vm === vm.vm)?.values.cpu_usage_cores ?? [] }))
     .filter((line) => line.values.some(isKnown));
   const said = `Steps of ${duration(series.step)}. Shaded: the incident${changes.length ? "; lettered: what else changed" : ""}.`;
   return charts([
     victims.length ? timeChart("Victims: slow-down", said, series.seconds, victims, "times undisturbed", spans, most, marks) : "the victims' slow-down",
+    cpis.length ? timeChart("Victims: CPI, beside before the incident", said, series.seconds, cpis, "times before", spans, most, marks) : "the victims' CPI before",
     suspects.length ? timeChart("Suspects: CPU usage", said, series.seconds, suspects, "cores", spans, most, marks) : "the suspects' usage",
   ], "charts one");
 }

@@ -9,8 +9,8 @@ export const title = () => "Who suffers now";
 /** Whether it is to be asked again soon: central counts VMs the first time. */
 export const isUnfinished = ({ overview: o }) => !o.is_counted && o.hosts > 0;
 
-const ASKED = 8; // incidents whose victims now, and remedy, are asked for: the worst ones
-const SHOWN = 12; // VMs, so that the heat map is not far
+const ASKED = 12; // incidents whose victims now, and remedy, are asked for: the worst ones
+const SHOWN = 8; // VMs, so that the heat map is not far
 const ROWS = 20; // of the lists of the last day
 
 export async function load(ask, { parameters }) {
