@@ -27,7 +27,7 @@ def host_facts(config: AgentConfig, proc: Path = Path("/proc"), sys: Path = Path
 
 def real_facts(labels: Mapping[str, str], proc: Path, sys: Path) -> agent_pb2.HostFacts:
     """Return the facts of the host whose files these are; what cannot be read is absent."""
-    facts = agent_pb2.HostFacts(labels=_labels(labels))
+    facts = agent_pb2.HostFacts(labels=labels)
     with contextlib.suppress(OSError, ValueError):
         facts.cpus = len(list(parse_cpu_list((sys / "devices/system/cpu/online").read_text())))
     if (size := _memory_bytes(proc)) is not None:
@@ -53,12 +53,8 @@ def _simulated(scenario: Scenario, labels: Mapping[str, str]) -> agent_pb2.HostF
         caches=[agent_pb2.CacheDomain(first_cpu=0, cpus=spec.cpus, size_bytes=round(spec.llc_mib * _MIB))],
         network_cards=[agent_pb2.NetworkCard(name="eth0", bits_per_s=_SIMULATED_BITS_PER_S)],
         disks=[agent_pb2.DiskFacts(name="nvme0n1", size_bytes=_SIMULATED_DISK_BYTES, rotational=False)],
-        labels=_labels(labels),
+        labels=labels,
     )
-
-
-def _labels(labels: Mapping[str, str]) -> list[agent_pb2.Label]:
-    return [agent_pb2.Label(name=name, text=text) for name, text in labels.items()]
 
 
 def _memory_bytes(proc: Path) -> int | None:

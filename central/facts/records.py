@@ -81,7 +81,7 @@ def host_record(host: str, payload: bytes, from_unix_ns: int, until_unix_ns: int
             (one.name, one.size_bytes, one.rotational if one.HasField("rotational") else None) for one in facts.disks
         ),
         manager=facts.manager,
-        labels={label.name: label.text for label in facts.labels},
+        labels=dict(facts.labels),
         from_unix_ns=from_unix_ns,
         until_unix_ns=until_unix_ns,
         is_received_time=facts.is_received_time,

@@ -86,7 +86,7 @@ def _is_good_host(facts: agent_pb2.HostFacts) -> bool:
         *(disk.size_bytes for disk in facts.disks),
     ]
     sizes += [one.bits_per_s for one in facts.network_cards]
-    labels = (text for label in facts.labels for text in (label.name, label.text))
+    labels = (text for pair in facts.labels.items() for text in pair)
     return _are_names((*names, facts.manager, *labels)) and max(sizes) <= MAX_INT64 and facts.cpus <= _MAX_CORES
 
 

@@ -26,11 +26,7 @@ def test_facts_of_a_host(tmp_path):
     (sys / "block/sda/device").mkdir()
     write(sys / "block/loop0/size", "2048\n")
     facts = real_facts({"rack": "r1"}, proc, sys)
-    assert (facts.cpus, facts.memory_bytes, [(label.name, label.text) for label in facts.labels]) == (
-        4,
-        65536 * 1024,
-        [("rack", "r1")],
-    )
+    assert (facts.cpus, facts.memory_bytes, dict(facts.labels)) == (4, 65536 * 1024, {"rack": "r1"})
     assert [(one.first_cpu, one.cpus, one.size_bytes) for one in facts.caches] == [(0, 2, 16 << 20), (2, 2, 16 << 20)]
     cards = [(card.name, card.bits_per_s if card.HasField("bits_per_s") else None) for card in facts.network_cards]
     assert cards == [("eth0", 25 * 10**9), ("eth1", None)]

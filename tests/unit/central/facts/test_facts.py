@@ -94,9 +94,7 @@ def test_find_has_gone_ones_and_the_nearest_first(store):
 def test_a_hosts_facts(store):
     caches = [agent_pb2.CacheDomain(first_cpu=0, cpus=8, size_bytes=1 << 25)]
     cards = [agent_pb2.NetworkCard(name="eth0", bits_per_s=10**10), agent_pb2.NetworkCard(name="eth1")]
-    store.take(
-        [host_row(1, cpus=8, caches=caches, network_cards=cards, labels=[agent_pb2.Label(name="rack", text="r1")])]
-    )
+    store.take([host_row(1, cpus=8, caches=caches, network_cards=cards, labels={"rack": "r1"})])
     (host,) = store.hosts_at(2 * S)
     assert (host.cpus, host.memory_bytes, host.labels) == (8, None, {"rack": "r1"})
     assert host.nics == (("eth0", 10**10), ("eth1", None))
