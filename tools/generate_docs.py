@@ -44,7 +44,7 @@ def _central_metrics() -> list[str]:
 
 def metrics_page() -> str:
     """Render the metric table."""
-    from agent.sampling.metric_table import METRICS, VM_METRICS  # noqa: PLC0415 - each page needs only its own part of the code
+    from agent.sampling.metric_table import METRICS  # noqa: PLC0415 - each page needs only its own part of the code
     from whitepanda.common.window_columns import WINDOW_COLUMNS  # noqa: PLC0415 - the same
 
     lines = [
@@ -82,14 +82,15 @@ def metrics_page() -> str:
         "",
         "## Windows",
         "",
-        "What a window keeps and central gets, the lake's columns: the number is the field's in `CpiBatch`.",
+        "What a window keeps and central gets: the lake's columns, and the numbers in `CpiBatch`. Values have 4",
+        "significant digits, or those given. A value above the largest, or below 0, is taken as not known.",
         "",
-        "| column | unit | number | of | summed up as |",
-        "|---|---|---|---|---|",
+        "| column | unit | number | summed up as | digits | largest |",
+        "|---|---|---|---|---|---|",
     ]
-    for column in WINDOW_COLUMNS:
-        of = ", ".join(f"`{m.name}`" for m in VM_METRICS if m.window == column.name) or "the counters"
-        lines.append(f"| `{column.name}` | {column.unit} | {column.number} | {of} | {column.how} |")
+    for c in WINDOW_COLUMNS:
+        digits = "all" if c.name in ("cpi", "cpu_usage_cores") else c.digits
+        lines.append(f"| `{c.name}` | {c.unit} | {c.number} | {c.how} | {digits} | {c.largest:g} |")
     lines += _central_metrics()
     return MADE + "\n".join(lines) + "\n"
 

@@ -10,7 +10,7 @@ from agent.antagonists.vm_events import VmEvent
 from agent.sampling.windows import CpiWindow
 from agent.uplink.messages import event_message, trigger_message
 from collector.base import Reason
-from whitepanda.common.protocol import or_nan
+from whitepanda.common.protocol import MAX_HEAD_BYTES, or_nan
 from whitepanda.common.window_columns import BY_NAME, METRIC_COLUMNS
 from whitepanda.v1 import agent_pb2
 
@@ -66,6 +66,23 @@ def _add_reasons(batch: agent_pb2.CpiBatch, task_index: int, window: CpiWindow) 
     for reason, numbers in by_reason.items():
         wire: Any = int(reason)  # the numbers are the protocol's
         batch.reasons.add(task_index=task_index, reason=wire, metrics=numbers)
+
+
+def in_stream(batch: agent_pb2.CpiBatch, last_head: bytes) -> tuple[agent_pb2.AgentMessage, bytes]:
+    """Return the message that sends a batch, without what the stream's last batch said; and its own head.
+
+    `last_head`: what this returned for the last batch, b"" at a stream's begin.
+    """
+    parts = agent_pb2.CpiBatch(spool_id=batch.spool_id, tasks=batch.tasks, task_index=batch.task_index)
+    head = parts.SerializeToString()
+    if len(head) > MAX_HEAD_BYTES:
+        head = b""
+    if not head or head != last_head:
+        return agent_pb2.AgentMessage(batch=batch), head
+    message = agent_pb2.AgentMessage(next=batch)
+    for name in ("spool_id", "tasks", "task_index"):
+        message.next.ClearField(name)
+    return message, head
 
 
 def problem_of(item: CpiWindow | Report) -> str:

@@ -13,12 +13,12 @@ from google.protobuf.message import DecodeError
 
 from agent.antagonists.update_limits import Refusals, has_more_parts
 from agent.config import UplinkSection
+from agent.uplink.batches import in_stream
 from agent.uplink.queue import ENVELOPE_BYTES, BatchQueue, QueuedBatch
 from whitepanda.common import log
 from whitepanda.common.protocol import (
     DEFAULT_HEARTBEAT_MS,
     MAX_BATCH_ROWS,
-    MAX_HEAD_BYTES,
     MAX_MESSAGE_BYTES,
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
@@ -234,19 +234,8 @@ class UplinkStream:
             self._last_ack_s = _now()
         self._in_flight[batch.key] = batch.rows
         self._last_batch_s = _now()
-        await self._send(self._shortened(batch.message))
-
-    def _shortened(self, batch: agent_pb2.CpiBatch) -> agent_pb2.AgentMessage:
-        """Return the message with a batch, without what the stream's last batch said."""
-        parts = agent_pb2.CpiBatch(spool_id=batch.spool_id, tasks=batch.tasks, task_index=batch.task_index)
-        head, before = parts.SerializeToString(), self._last_head
-        self._last_head = head if len(head) <= MAX_HEAD_BYTES else b""
-        if not before or head != before:
-            return agent_pb2.AgentMessage(batch=batch)
-        message = agent_pb2.AgentMessage(next=batch)
-        for name in ("spool_id", "tasks", "task_index"):
-            message.next.ClearField(name)
-        return message
+        message, self._last_head = in_stream(batch.message, self._last_head)
+        await self._send(message)
 
     # -- receiving -------------------------------------------------------------------------------
 

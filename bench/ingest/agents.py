@@ -24,6 +24,7 @@ import numpy as np
 
 from agent.uplink.stream import FIRST_WINDOW
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, DEFAULT_HEARTBEAT_MS
+from whitepanda.common.window_columns import BY_NAME, METRIC_COLUMNS
 from whitepanda.v1 import agent_pb2
 
 _PATH = b"/whitepanda.v1.AgentStream/Connect"
@@ -79,27 +80,27 @@ def tasks_of(seed: int, vms: int) -> bytes:
     return batch.SerializeToString()
 
 
-def value_columns(seed: int, vms: int) -> bytes:
-    """Return eight values of each VM, serialised: what is sent to Prometheus too (`bench.ingest.prometheus`)."""
-    batch = agent_pb2.CpiBatch()
-    for name, values in values_of(seed, vms).items():
-        getattr(batch, name).extend(values)
+def value_columns(seed: int, vms: int, count: int) -> bytes:
+    """Return some values of each VM, serialised: what is sent to Prometheus too (`bench.ingest.prometheus`)."""
+    values = values_of(seed, vms, count)
+    batch = agent_pb2.CpiBatch(cpi=values.pop("cpi"), cpu_usage_cores=values.pop("cpu_usage_cores"))
+    for name, column in values.items():
+        batch.metrics.numbers.append(BY_NAME[name].number)
+        batch.metrics.values.extend(column)
     return batch.SerializeToString()
 
 
-def values_of(seed: int, vms: int) -> dict[str, list[Any]]:
-    """Return the eight values of each VM by name."""
+def values_of(seed: int, vms: int, count: int) -> dict[str, list[Any]]:
+    """Return `count` values of each VM by name, with as many digits as agents send."""
     rng = np.random.default_rng(seed)
-    cpi, cycles = rng.uniform(0.5, 3.0, vms), rng.integers(1, 10**11, vms)
+    cpi, cores, cycles = rng.uniform(0.5, 3.0, vms), rng.uniform(0.0, 8.0, vms), rng.integers(1, 10**10, vms)
+    values = {"cpi": cpi, "cpu_usage_cores": cores, "cycles": cycles, "instructions": cycles / cpi}
+    for column in METRIC_COLUMNS[2:]:
+        values[column.name] = rng.uniform(0.0, min(column.largest, 1e9), vms)
+    digits = {name: BY_NAME[name].digits for name in list(values)[2:]}
     return {
-        "cpi": cpi.tolist(),
-        "cpu_usage_cores": rng.uniform(0.0, 8.0, vms).tolist(),
-        "cycles": cycles.tolist(),
-        "instructions": (cycles / cpi).astype(np.int64).tolist(),
-        "running_ratio": rng.uniform(0.5, 1.0, vms).tolist(),
-        "run_queue_wait_ratio": rng.uniform(0.0, 0.1, vms).tolist(),
-        "disk_bytes_per_s": rng.uniform(0.0, 1e8, vms).tolist(),
-        "network_bytes_per_s": rng.uniform(0.0, 1e9, vms).tolist(),
+        name: [float(f"{value:.{digits.get(name, 17)}g}") for value in column.tolist()]
+        for name, column in list(values.items())[:count]
     }
 
 
@@ -107,7 +108,7 @@ class Host:
     """One agent: its connection, and what it has under way."""
 
     __slots__ = (
-        "acked", "connection_window", "in_flight", "incoming", "interval_s", "last_heard_s", "last_sent_s",
+        "acked", "connection_window", "has_named", "in_flight", "incoming", "interval_s", "last_heard_s", "last_sent_s",
         "name", "next_s", "number", "out", "ready", "sequence", "settled", "sock", "spool", "stream_window",
         "tasks", "text", "waiting", "welcome", "window", "window_size",
     )  # fmt: skip
@@ -123,6 +124,7 @@ class Host:
         self.waiting: deque[bytes] = deque()  # DATA frames that wait for room in the windows
         self.connection_window = self.stream_window = 65_535
         self.sequence = 0
+        self.has_named = False  # its VMs, on this stream
         self.in_flight: dict[int, float] = {}
         self.window = 0  # how many those may be
         self.welcome: Any = None
@@ -143,8 +145,8 @@ class Agents:
         self.epoll.register(0, select.EPOLLIN)
         self.commands: deque[str] = deque()
         self.ended = False
-        self.values = [value_columns(seed, self.vms) for seed in range(_VARIANTS)]
-        self.duration = self._column(6, (10 * 10**9).to_bytes(8, "little") * self.vms)
+        self.values = [value_columns(seed, self.vms, options.get("values", 25)) for seed in range(_VARIANTS)]
+        self.duration = self._column(6, (10 * 10**9).to_bytes(8, "little"))
         self.in_flight = 0  # that each host keeps while it saturates; 0: it does not
         self.lazy: list[tuple[float, int]] = []  # hosts that SlowDown holds back, by when they may
         self.latencies: list[float] = []
@@ -168,10 +170,14 @@ class Agents:
     def batch(self, host: Host, due: float) -> None:
         host.sequence += 1
         host.in_flight[host.sequence] = due
-        start = self._column(5, (time.time_ns() - 10**10).to_bytes(8, "little") * self.vms)
+        start = self._column(5, (time.time_ns() - 10**10).to_bytes(8, "little"))
         values = self.values[(host.number + host.sequence) % _VARIANTS]
-        body = (host.spool, b"\x10", varint(host.sequence), host.tasks, start, self.duration, values)
-        self.say(host, 2, b"".join(body))
+        sequence = b"\x10" + varint(host.sequence)
+        if host.has_named:  # as agents do, it leaves out what the last batch said
+            self.say(host, 4, b"".join((sequence, start, self.duration, values)))
+        else:
+            host.has_named = True
+            self.say(host, 2, b"".join((host.spool, sequence, host.tasks, start, self.duration, values)))
 
     def heartbeat(self, host: Host) -> None:
         self.say(host, 3, agent_pb2.Heartbeat(sent_unix_ns=time.time_ns()).SerializeToString())

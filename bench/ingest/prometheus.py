@@ -1,6 +1,6 @@
 """What `study` stands beside: Prometheus receives the same values by remote write, batched as it likes best.
 
-A VM's window of eight values is eight samples, each of a series of its own. A request has 10,000 samples, snappy as
+Each value of a VM's window is a sample, each of a series of its own. A request has 10,000 samples, snappy as
 the protocol asks, on a connection that stays open. The first round of samples makes the series and is not counted;
 there are no more series than of the hosts given, which is in Prometheus' favour: 4 million of them need 12 GB.
 """
@@ -21,7 +21,6 @@ from bench.ingest.agents import values_of, varint
 
 _SAMPLES = 10_000  # of a request
 _STEP_MS = 10_000
-_VALUES = 8
 _VARIANTS = 16
 
 
@@ -33,9 +32,9 @@ def version() -> str | None:
     return (known.stdout + known.stderr).split(",")[1].split("(")[0].strip()
 
 
-def _series(hosts: int, vms: int) -> list[bytes]:
+def _series(hosts: int, vms: int, count: int) -> list[bytes]:
     """Return each series' labels, and what comes before its one sample."""
-    names = list(values_of(0, 1))
+    names = list(values_of(0, 1, count))
     found = []
     for host in range(hosts):
         for vm in range(vms):
@@ -49,12 +48,12 @@ def _series(hosts: int, vms: int) -> list[bytes]:
     return found
 
 
-def _requests(series: list[bytes], hosts: int, vms: int, seed: int, unix_ms: int) -> list[bytes]:
+def _requests(series: list[bytes], hosts: int, vms: int, count: int, seed: int, unix_ms: int) -> list[bytes]:
     """Return the requests of one round: a sample of each series."""
     stamp = b"\x10" + varint(unix_ms)
     values: list[bytes] = []
     for host in range(hosts):
-        columns = values_of((host + seed) % _VARIANTS, vms).values()
+        columns = values_of((host + seed) % _VARIANTS, vms, count).values()
         values += [struct.pack("<d", value) for row in zip(*columns, strict=True) for value in row]
     codec = pa.Codec("snappy")
     each = [head + value + stamp for head, value in zip(series, values, strict=True)]
@@ -96,9 +95,9 @@ class Prometheus:
         self.process.wait()
         self.log.close()
 
-    def windows_per_cpu_s(self, *, hosts: int, vms: int, rounds: int) -> float:
+    def windows_per_cpu_s(self, *, hosts: int, vms: int, values: int, rounds: int) -> float:
         """Write a round that is not counted and then `rounds` more; returns VM windows per CPU second."""
-        series = _series(hosts, vms)
+        series = _series(hosts, vms, values)
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         headers = {
             "Content-Encoding": "snappy", "Content-Type": "application/x-protobuf",
@@ -108,7 +107,7 @@ class Prometheus:
         server = psutil.Process(self.process.pid)
         cpu = 0.0
         for number in range(rounds + 1):
-            requests = _requests(series, hosts, vms, number, first_ms + number * _STEP_MS)
+            requests = _requests(series, hosts, vms, values, number, first_ms + number * _STEP_MS)
             before = server.cpu_times()
             for body in requests:
                 connection.request("POST", "/api/v1/write", body, headers)

@@ -5,7 +5,7 @@ A further column is a row of `whitepanda.common.window_columns`.
 
 import pyarrow as pa
 
-from whitepanda.common.window_columns import METRIC_COLUMNS
+from whitepanda.common.window_columns import METRIC_COLUMNS, ROUNDED_DIGITS
 
 #: Written into every segment's metadata as `whitepanda.schema`.
 SCHEMA_VERSION = 1
@@ -28,4 +28,8 @@ SAMPLES = pa.schema(
         *(pa.field(name, pa.float64(), nullable=name != "cpu_usage_cores") for name in ("cpi", "cpu_usage_cores")),
         *(pa.field(column.name, pa.float32()) for column in METRIC_COLUMNS),
     ]
+)
+#: Columns with hardly two values alike: a dictionary would only make them larger.
+SPLIT_COLUMNS = frozenset(
+    ("cpi", "cpu_usage_cores", *(column.name for column in METRIC_COLUMNS if column.digits > ROUNDED_DIGITS))
 )

@@ -31,7 +31,7 @@ from central.lake import checksums, drafts
 from central.lake.errors import DamagedError, LakeError
 from central.lake.objects import Entry, Folder, NotRegularError, Objects, open_objects
 from central.lake.replica_copies import samples_once
-from central.lake.schema import SAMPLES, SCHEMA_VERSION
+from central.lake.schema import SAMPLES, SCHEMA_VERSION, SPLIT_COLUMNS
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
@@ -324,7 +324,14 @@ class SegmentFile:
         self._schema = schema
         self._file = self._draft.file
         try:
-            self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", write_page_checksum=True)
+            self._writer = pq.ParquetWriter(
+                self._file,
+                schema,
+                compression="zstd",
+                write_page_checksum=True,
+                use_dictionary=[name for name in schema.names if name not in SPLIT_COLUMNS],
+                use_byte_stream_split=[name for name in schema.names if name in SPLIT_COLUMNS],
+            )
         except BaseException:
             self._draft.close()
             raise

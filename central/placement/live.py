@@ -40,8 +40,8 @@ _RATES = (
 # Why there is no measured share, or rate.
 _WHY = {
     "memory": "no window has memory_bandwidth_bytes_per_s, which needs the agents' source resctrl or pqos",
-    "disk": "no window has disk_read_bytes_per_s and disk_write_bytes_per_s, which needs the agents' source libvirt or qemu",
-    "network": "no window has network_receive_bytes_per_s and network_transmit_bytes_per_s, which needs the agents' source libvirt, qemu or ovs",
+    "disk": "no window has the rates of its disks, which needs the agents' source libvirt or qemu",
+    "network": "no window has the rates of its network, which needs the agents' source libvirt, qemu or ovs",
     "memory_stall": f"no window has {_STALL}, which needs the agents' source perf and a CPU with the event",
     "disk_wait": f"no window has {_IO_WAIT}, which needs the agents' source cgroup and a kernel with PSI",
     "network_wait": "no agent measures it",

@@ -38,6 +38,7 @@ class Stream:
         self.number = number
         self.hello: agent_pb2.Hello | None = None
         self.head: Head | None = None  # of the last batch
+        self.kinds: list[str] = []  # of messages, in order
         self.batches: list[agent_pb2.CpiBatch] = []
         self.heartbeats: list[agent_pb2.Heartbeat] = []
 
@@ -49,9 +50,10 @@ class Stream:
         raw = await self.context.read()
         if raw is grpc.aio.EOF:
             return None
+        self.kinds.append(agent_pb2.AgentMessage.FromString(raw).WhichOneof("body") or "")
         if is_next(raw):
             assert self.head is not None
-            raw = whole(raw, self.head)
+            raw = whole(raw, self.head) or b""
         self.head = head_of(raw) or self.head
         message = agent_pb2.AgentMessage.FromString(raw)
         kind = message.WhichOneof("body")

@@ -17,6 +17,8 @@ _RULES = {
     "reference_cycles": "sum of cycles / sum of reference cycles",
     "last": "last value",
 }
+#: Significant digits of most metrics: hardware knows hardly more, and others take twice the bytes in the lake.
+ROUNDED_DIGITS = 4
 _RATIO = 1 + 1e-6  # float32 knows no better
 _BYTES, _BYTES_PER_S, _OPS_PER_S = 1e15, 1e14, 1e11
 
@@ -27,7 +29,7 @@ class WindowColumn:
 
     `number` is never reused. `largest` is a limit of physics, several times what machines do: central takes a value
     above it, or below 0, as not known. `note` describes `rule` where it is "own". `digits` are the significant ones
-    that the agent sends: hardware knows hardly more, and the others take twice the bytes in the lake.
+    that the agent sends.
     """
 
     number: int
@@ -36,7 +38,7 @@ class WindowColumn:
     largest: float
     rule: Rule = "time"
     note: str = ""
-    digits: int = 4
+    digits: int = ROUNDED_DIGITS
 
     @property
     def how(self) -> str:

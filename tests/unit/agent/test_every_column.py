@@ -56,7 +56,10 @@ load_ratio = { ratio = 0.1, points = [[30, 0.95]] }
 switches = [[30, "cache-memory-3"]]
 """
 #: Columns that no agent fills, and who does.
-NOT_OURS = {"tasks.platform": "importers of other machines' rows, such as the demonstration's past"}
+NOT_OURS = {
+    "tasks.platform": "importers of other machines' rows, such as the demonstration's past",
+    "numa_remote_memory_ratio": "agents of hosts with several NUMA nodes",
+}
 
 
 def columns(descriptor: Descriptor = agent_pb2.CpiBatch.DESCRIPTOR) -> set[str]:

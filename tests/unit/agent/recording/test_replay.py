@@ -218,7 +218,7 @@ def test_a_recorded_host_becomes_the_windows_that_the_agent_makes(recording):
     rows = RecordedRows([recording], config=config, machine="host-9", batch_rows=5)
     batches = list(rows.batches("s"))
     windows = [
-        (b.tasks[i], b.cpi[n], b.cpu_usage_cores[n], b.start_unix_ns[n])
+        (b.tasks[i], b.cpi[n], b.cpu_usage_cores[n], b.start_unix_ns[n if len(b.start_unix_ns) > 1 else 0])
         for b in batches
         for n, i in enumerate(b.task_index)
     ]

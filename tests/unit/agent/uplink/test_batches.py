@@ -115,8 +115,8 @@ def test_no_windows_is_an_empty_batch():
         st.tuples(
             st.sampled_from("abc"),
             st.none() | st.floats(0.1, 50),
-            st.just(Reason.STALE) | st.floats(0, 1e12, width=32),
-            st.just(Reason.STALE) | st.floats(0, 1e12, width=32),
+            st.just(Reason.STALE) | st.floats(0, 2.0**40, width=32),
+            st.just(Reason.STALE) | st.floats(0, 2.0**40, width=32),
         ),
         max_size=20,
     )

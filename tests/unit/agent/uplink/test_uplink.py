@@ -131,7 +131,7 @@ async def test_hello_batches_and_acknowledgements(tmp_path, central):
         assert (hello.protocol_version, hello.min_protocol_version) == (PROTOCOL_VERSION, MIN_PROTOCOL_VERSION)
         assert hello.sent_unix_ns > 0
         [batch] = central.batches()
-        assert (batch.sequence, list(batch.start_unix_ns), batch.backlog) == (1, [5] * 3, False)
+        assert (batch.sequence, list(batch.start_unix_ns), batch.backlog) == (1, [5], False)
         view = agent.view
         assert (view.state, view.spooled_batches, view.acknowledged_windows, view.last_error) == ("connected", 0, 3, "")
         assert agent.uplink.totals.accepted_rows == 3
@@ -957,3 +957,16 @@ def test_explanations(code, details, refused, text):
     assert outage.refused == refused
     assert text in outage.message
     assert "\n" not in outage.message
+
+
+async def test_a_batch_leaves_out_the_names_that_the_last_one_had(tmp_path, central):
+    async with Agent(tmp_path, central) as agent:
+        await until(lambda: agent.view.state == "connected")
+        for tag in (5, 6, 7):
+            agent.uplink.submit(windows(tag, 3 if tag < 7 else 2))
+            await until(lambda tag=tag: agent.view.acknowledged_batches == tag - 4)
+        assert [list(batch.start_unix_ns) for batch in central.batches()] == [[5], [6], [7]]
+        assert [len(batch.tasks) for batch in central.batches()] == [3, 3, 2]
+        assert {batch.spool_id for batch in central.batches()} == {agent.spool.spool_id}
+        kinds = [kind for kind in central.streams[0].kinds if kind != "heartbeat"]
+        assert kinds == ["hello", "batch", "next", "batch"]

@@ -206,8 +206,8 @@ def test_windows_without_shares_leave_them_out(tmp_path):
     assert found.unmeasured == {
         "memory_stall": "no window has memory_stall_ratio, which needs the agents' source perf and a CPU with the "
         "event; set placement.memory_bytes_per_s to use rates",
-        "disk_wait": "no window has pressure_io_some_ratio, which needs the agents' source cgroup and a kernel with PSI; "
-        "set placement.disk_bytes_per_s to use rates",
+        "disk_wait": "no window has pressure_io_some_ratio, which needs the agents' source cgroup and a kernel with "
+        "PSI; set placement.disk_bytes_per_s to use rates",
         "network_wait": "no agent measures it; set placement.network_bytes_per_s to use rates",
     }
 
