@@ -145,7 +145,7 @@ class Agents:
         self.epoll.register(0, select.EPOLLIN)
         self.commands: deque[str] = deque()
         self.ended = False
-        self.values = [value_columns(seed, self.vms, options["values"]) for seed in range(_VARIANTS)]
+        self.values = [value_columns(seed, self.vms, options.get("values", 25)) for seed in range(_VARIANTS)]
         self.duration = self._column(6, (10 * 10**9).to_bytes(8, "little"))
         self.in_flight = 0  # that each host keeps while it saturates; 0: it does not
         self.lazy: list[tuple[float, int]] = []  # hosts that SlowDown holds back, by when they may

@@ -113,7 +113,8 @@ def _slot_sums(slot_ns: int) -> str:
         f"{_whole(f'coalesce(sum(duration_ns) FILTER ({has_usage}), 0)')} AS usage_time_ns, "
         f"sum({cpi} * duration_ns) FILTER ({has_cpi}) AS cpi_ns, "
         f"{_whole(f'coalesce(sum(duration_ns) FILTER ({has_cpi}), 0)')} AS cpi_time_ns, "
-        f"{_whole('sum(cycles)')} AS cycles, {_whole('sum(instructions)')} AS instructions "
+        # In whole numbers: sums of floating-point numbers would depend on the order.
+        f"{_whole('sum(cycles::HUGEINT)')} AS cycles, {_whole('sum(instructions::HUGEINT)')} AS instructions "
         "FROM rows_once WHERE duration_ns > 0 GROUP BY ALL"
     )
 

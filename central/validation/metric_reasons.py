@@ -7,6 +7,8 @@ from central.validation.rows import Sender, is_name
 from whitepanda.common.window_columns import BY_NUMBER
 from whitepanda.v1 import agent_pb2
 
+#: Why a reason is refused: of no task of the batch that has a row, or no known one.
+BAD_REASON = "bad_reason"
 _REASONS = frozenset(agent_pb2.Reason.values())
 
 
@@ -22,7 +24,7 @@ class ReasonRow:
 
 
 def check_reasons(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[list[ReasonRow], dict[str, int]]:
-    """Return the good reasons of a batch whose structure is right, and how many are refused: `bad_reason`.
+    """Return the good reasons of a batch whose structure is right, and how many are refused.
 
     Metrics that this central does not know are left out.
     """
@@ -44,4 +46,4 @@ def check_reasons(batch: agent_pb2.CpiBatch, sender: Sender) -> tuple[list[Reaso
         for number in one.metrics:
             if number in BY_NUMBER:
                 found[one.task_index, number] = ReasonRow(host, task.vm, number, int(one.reason), start)
-    return list(found.values()), {"bad_reason": bad} if bad else {}
+    return list(found.values()), {BAD_REASON: bad} if bad else {}

@@ -150,7 +150,7 @@ async def test_a_batch_like_the_last_one_is_owed_for_where_it_is_bad(make, monke
     await peer.batch(2, rows)
     assert (await peer.ack()).accepted_rows == rows
     assert len(owed) == before
-    await peer.batch(3, rows, cpi=[-1.0] * rows)
+    await peer.batch(3, rows, cpu_usage_cores=[-1.0] * rows)
     assert (await peer.ack()).rejected_rows[0].count == rows
     assert len(owed) == before + 1
 

@@ -20,6 +20,7 @@ from central.daemon import Central
 from central.ingest import backpressure, handshake
 from central.ingest import service as ingest_module
 from central.ingest.service import Ingest
+from central.journal import metric_reasons
 from tests.support.central_process import CentralProcess
 from tests.support.spoken_streams import config
 from tests.support.waiting import until
@@ -32,14 +33,14 @@ async def test_batches_are_acknowledged_duplicates_too_but_counted_once(make) ->
     central = await make.central()
     peer = make.peer(central, "h1")
     assert (await peer.hello("h1")).max_batch_rows == 10_000
-    await peer.batch(1, cpi=[1.0, -1.0])
+    await peer.batch(1, cpu_usage_cores=[1.0, -1.0])
     assert await peer.ack() == agent_pb2.Ack(
         spool_id="s",
         ranges=[agent_pb2.SequenceRange(first=1, last=1)],
         accepted_rows=1,
-        rejected_rows=[agent_pb2.RejectedRows(reason="bad_cpi", count=1)],
+        rejected_rows=[agent_pb2.RejectedRows(reason="bad_cpu_usage", count=1)],
     )
-    await peer.batch(1, cpi=[1.0, -1.0])
+    await peer.batch(1, cpu_usage_cores=[1.0, -1.0])
     assert await peer.ack() == agent_pb2.Ack(spool_id="s", ranges=[agent_pb2.SequenceRange(first=1, last=1)])
     await peer.batch(2, task_index=[0, 9])
     ack = await peer.ack()
@@ -54,9 +55,69 @@ async def test_batches_are_acknowledged_duplicates_too_but_counted_once(make) ->
     assert (await peer.ack()).accepted_rows == 2
     stats = central.journal.stats
     assert (stats.accepted_batches, stats.accepted_rows, stats.duplicate_batches) == (2, 3, 1)
-    assert dict(stats.rejected_rows) == {"bad_cpi": 1}
+    assert dict(stats.rejected_rows) == {"bad_cpu_usage": 1}
     assert dict(stats.rejected_batches) == {"task_index": 1, "no_sequence": 1}
     assert central.journal.hosts["h1"].accepted_rows == 3
+
+
+async def test_values_that_cannot_be_and_reasons_are_kept_beside_the_rows(make) -> None:
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    now = time.time_ns()
+    reason = agent_pb2.MetricReason(task_index=1, reason=agent_pb2.REASON_NO_RDT, metrics=[14, 15])
+    strange = agent_pb2.MetricColumns(numbers=[5, 9999], values=[1.0, -1.0, 2.0, 3.0])
+    await peer.batch(1, start_unix_ns=[now], cpi=[1.0, -1.0], metrics=strange, reasons=[reason])
+    ack = await peer.ack()
+    assert (ack.accepted_rows, list(ack.rejected_rows)) == (2, [])
+    for sequence in (2, 3):  # the first one without a reason is remembered, the second one checked with others
+        await peer.batch(sequence, metrics=agent_pb2.MetricColumns(numbers=[5, 9999], values=[1.0] * 4))
+        assert (await peer.ack()).accepted_rows == 2
+    stats = central.journal.stats
+    assert stats.rejected_values == {"bad_cpi": 1, "absurd_value": 1, "unknown_metric": 6}
+    assert [
+        (one.vm, one.metric, one.reason, one.since_unix_ns)
+        for one in metric_reasons.read(central.journal.path, ["vm-1"])
+    ] == [("vm-1", metric, agent_pb2.REASON_NO_RDT, now) for metric in (14, 15)]
+    status = await fleet_pb2_grpc.FleetStub(make.peer(central, "operator").channel).GetFleetStatus(
+        fleet_pb2.GetFleetStatusRequest()
+    )
+    assert {one.reason: one.count for one in status.rejected_values} == dict(stats.rejected_values)
+
+
+async def test_a_batch_may_leave_out_the_names_of_the_last_one(make) -> None:
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+
+    async def shortened(sequence: int, usage: list[float]) -> None:
+        now = time.time_ns()
+        body = agent_pb2.CpiBatch(sequence=sequence, start_unix_ns=[now], duration_ns=[10**10], cpu_usage_cores=usage)
+        await peer.send(agent_pb2.AgentMessage(next=body))
+
+    await peer.batch(1)
+    assert (await peer.ack()).accepted_rows == 2
+    for sequence in (2, 3, 4):
+        await shortened(sequence, [1.0, 2.0])
+        assert (await peer.ack()).accepted_rows == 2
+    await shortened(5, [1.0])
+    [rejected] = (await peer.ack()).rejected_batches
+    assert rejected.reason == "column_length"
+    await peer.batch(6, rows=3)
+    assert (await peer.ack()).accepted_rows == 3
+    await shortened(7, [1.0, 2.0, 3.0])
+    assert (await peer.ack()).accepted_rows == 3
+    assert (central.journal.stats.accepted_batches, central.journal.stats.accepted_rows) == (6, 14)
+
+
+async def test_names_that_no_batch_of_the_stream_has_said_end_it(make) -> None:
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    await peer.send(agent_pb2.AgentMessage(next=agent_pb2.CpiBatch(sequence=1)))
+    code, _ = await peer.refused()
+    assert code == "INVALID_ARGUMENT"
+    assert central.registry.refused == {"malformed": 1}
 
 
 async def test_what_an_agent_says_of_itself_is_known(make) -> None:

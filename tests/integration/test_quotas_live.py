@@ -294,7 +294,7 @@ async def test_lines_about_bad_input_are_by_host_and_reason_and_not_by_stream(
     await fleet.start()
     for sequence in range(1, 21):
         peer = await fleet.peer("h1")
-        await peer.batch(sequence, rows=2, cycles=[2**63, 2**63])
+        await peer.batch(sequence, rows=2, cpu_usage_cores=[-1.0, -1.0])
         await peer.heard(sequence=sequence)
         await peer.call.done_writing()
         assert (await peer.end())[0] == "OK"
@@ -302,4 +302,4 @@ async def test_lines_about_bad_input_are_by_host_and_reason_and_not_by_stream(
     lines = (log.out + log.err).splitlines()
     assert len([line for line in lines if "input refused" in line]) == 1
     assert len([line for line in lines if "host connected" in line]) == 10
-    assert fleet.central.journal.stats.rejected_rows == {"bad_counter": 40}
+    assert fleet.central.journal.stats.rejected_rows == {"bad_cpu_usage": 40}

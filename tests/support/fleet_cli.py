@@ -68,7 +68,7 @@ def samples(host, platform, start_ns, ipc, jobs=("a", "b")):
         known = {"host": host, "spool_id": "s", "sequence": start_ns // 10**9, "machine": host, "vm": f"{host}-{job}"}
         known |= {"epoch": "e", "job": job, "platform": platform, "latency_sensitive": False, "start_unix_ns": start_ns}
         known |= {"duration_ns": 10**10, "cpu_usage_cores": 1.0 + k, "cpi": 1 / ipc}
-        rows.append(known | {"cycles": 10**9, "instructions": round(ipc * 10**9)})
+        rows.append(known | {"cycles": 1e9, "instructions": float(round(ipc * 10**9))})
     return rows
 
 

@@ -68,6 +68,17 @@ owner = 'team-\g<size>'
     [
         ("[agent]\ntick_s = 0.01\nwindow_s = 10.0", "agent.tick_s must be 0.05 to 60 (value 0.01)"),
         ("[agent]\ntick_s = 3.0", "agent.window_s must be a multiple of agent.tick_s 3.0 (value 10.0)"),
+        (
+            "[windows.batch]\nwindow_s = 2.5",
+            "windows.batch.window_s must be a multiple of agent.tick_s 1.0 (value 2.5)",
+        ),
+        (
+            '[windows.latency_sensitive]\nmetrics = ["cpi", "gipps"]',
+            (
+                'windows.latency_sensitive.metrics must be "all", or metrics that windows have (docs/metrics.md) '
+                "(value 'gipps')"
+            ),
+        ),
         ("[agent]\nwindow_s = 0.5", "agent.window_s must be a multiple of agent.tick_s 1.0 (value 0.5)"),
         ("[sources.perf]\nmin_running_ratio = 1.5", "sources.perf.min_running_ratio must be 0 to 1 (value 1.5)"),
         ("[sources.perf]\nopens_per_tick = 0", "sources.perf.opens_per_tick must be 1 to 10000 (value 0)"),

@@ -16,7 +16,8 @@ from central.config import CentralConfig
 from central.ingest import tls_rejections
 from central.ingest.quotas import OVER_QUOTA_REPORTS
 from central.validation.events import EVENT_REASONS
-from central.validation.rows import BATCH_REASONS, ROW_REASONS
+from central.validation.metric_reasons import BAD_REASON
+from central.validation.rows import BATCH_REASONS, ROW_REASONS, VALUE_REASONS
 from central.validation.triggers import TRIGGER_REASONS
 from central.web import connections
 from collector.base import Reason
@@ -142,10 +143,11 @@ def reason_codes() -> dict[str, set[str]]:
     return {
         "values": {reason.code for reason in Reason if reason is not Reason.UNSPECIFIED},
         "slow-downs": set(render._CANNOT_TELL),
-        "batches and rows": {*BATCH_REASONS, *ROW_REASONS, "set_aside"},
+        "batches and rows": {*BATCH_REASONS, *ROW_REASONS, *VALUE_REASONS, "set_aside"},
         "reports": {
             *EVENT_REASONS,
             *TRIGGER_REASONS,
+            BAD_REASON,
             *("trigger_backlog_full", "over_quota_events", OVER_QUOTA_REPORTS),
         },
         "handshakes": {name for name, _, _ in tls_rejections.REASONS},

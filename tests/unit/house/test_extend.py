@@ -125,7 +125,7 @@ def test_the_method_finds_who_does_more_than_usual(load, capsys):
 
 
 def test_no_other_code_is_on_the_page():
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 9
 
 
 def test_a_build_uses_the_method(tmp_path, load, monkeypatch):
@@ -149,7 +149,7 @@ WITH_METRIC = """
 import importlib.util, json, sys
 
 given = json.load(sys.stdin)
-for name in ("agent.sampling.metric_table", "agent.sampling.rates"):
+for name in ("whitepanda.common.window_columns", "agent.sampling.metric_table", "agent.sampling.rates"):
     spec = importlib.util.find_spec(name)
     made = sys.modules[name] = importlib.util.module_from_spec(spec)
     exec(compile(given[name], spec.origin, "exec"), made.__dict__)
@@ -160,6 +160,19 @@ from agent.api.prometheus_text import family_name
 from agent.display.numbers import NUMBERS
 from agent.sampling.metric_table import VM_METRICS
 from tools.generate_docs import metrics_page
+
+from agent.sampling.deltas import delta
+from agent.sampling.rates import Limits
+from agent.sampling.windows import WindowAccumulator
+from agent.uplink.batches import encode
+from central.lake.schema import SAMPLES
+from tests.unit.agent.agent_fakes import joined
+
+windows = WindowAccumulator((10**10, 10**10), 10**9, Limits())
+windows.add("u", "e", ("vm", "job", False), delta(joined(12), joined(10)))
+batch = encode(windows.flush(), spool_id="s", sequence=1)
+assert batch.metrics.values[list(batch.metrics.numbers).index(37)] == 10
+assert "disk_read_size_bytes" in SAMPLES.names
 
 metric = next(metric for metric in VM_METRICS if metric.name == "disk_read_size_bytes")
 found = [family_name(metric), *NUMBERS[metric.title].metrics, NUMBERS[metric.title].show(12_000)]
@@ -175,8 +188,11 @@ def changed(path, old, new):
 
 
 def test_a_metric_is_a_row_and_its_arithmetic():
-    row, arithmetic, test = (textwrap.indent(block.rstrip(), "    ") for block in BLOCKS[5:])
+    row, arithmetic, test, window = (textwrap.indent(block.rstrip(), "    ") for block in BLOCKS[5:])
     given = {
+        "whitepanda.common.window_columns": changed(
+            "proto/whitepanda/common/window_columns.py", 'WindowColumn(36, "verdict"', lambda line: f"{line}\n{window}"
+        ),
         "agent.sampling.metric_table": changed(
             "agent/sampling/metric_table.py", "disk_write_ops_per_s:", lambda line: f"{line}\n{row}"
         ),

@@ -28,6 +28,7 @@ from central.demo.show import LiveShow, PlainShow, Show, print_outcome
 from central.demo.watch import LATENCY_TRUTH, AgentWatch, Latency, Ranked, SlotEstimate, Truth
 from collector.simulated.profiles import PROFILES
 from collector.simulated.scenario import parse
+from tests.support.metric_columns import metrics_of
 from whitepanda.common.cli import PlainConsole
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls import TlsFiles
@@ -114,9 +115,10 @@ def test_the_past_is_three_days_of_batches_with_rising_numbers(tmp_path: Path) -
     assert max(starts) + 2 * S <= now_s * S
     assert min(starts) >= (now_s - 3 * 86400 - 300) * S
     assert all(start % (2 * S) == 0 for start in starts)
-    columns = ("duration_ns", "cpi", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "task_index")
     for batch in days.batches:
-        assert {len(getattr(batch, column)) for column in columns} == {len(batch.start_unix_ns)}
+        rows = len(batch.start_unix_ns)
+        assert len(batch.cpi) == len(batch.cpu_usage_cores) == len(batch.task_index) == rows
+        assert {"cycles", "instructions", "disk_read_bytes_per_s"} < metrics_of(batch).keys()
         assert all(not math.isnan(cpi) for cpi in batch.cpi)
 
 

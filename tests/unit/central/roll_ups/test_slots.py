@@ -43,7 +43,7 @@ def batch(sequence: int, windows: int = 3) -> list[dict]:
             "duration_ns": rng.choice([0, 10**10, 3 * 10**10]),
             "cpi": rng.choice([None, float("nan"), 1.5, 2.25]),
             "cpu_usage_cores": rng.choice([float("nan"), 0.5, 2.0]),
-            "cycles": rng.choice([None, 2**61]) if window == 0 else 7,
+            "cycles": rng.choice([None, 2.0**61]) if window == 0 else 7,
             "instructions": 5,
         }
         for window in range(windows)
@@ -151,7 +151,13 @@ def test_sums_beyond_63_bits_are_the_largest_number_and_cost_no_other_vm(tmp_pat
     most, lake = 2**63 - 1, Lake(tmp_path)
     row = dict(batch(1, 1)[0], start_unix_ns=DAY_NS, cpi=None, cpu_usage_cores=0.5, cycles=7, duration_ns=10**10)
     for number in range(1, 4):
-        absurd = row | {"vm": "bad", "sequence": 2 * number, "cycles": most, "instructions": most, "duration_ns": most}
+        absurd = row | {
+            "vm": "bad",
+            "sequence": 2 * number,
+            "cycles": float(most),
+            "instructions": float(most),
+            "duration_ns": most,
+        }
         rows = [row | {"sequence": 2 * number + 1}, absurd, absurd]
         segment = segment_stem("central-0", "0badcafe", number)
         lake.write_segment(pa.Table.from_pylist(rows, SAMPLES), segment)

@@ -31,8 +31,9 @@ def window(machine, vm, job, cores, instructions, *, at_s=0, platform="p", day=1
     return row | {
         "host": machine, "spool_id": f"s-{machine}", "sequence": at_s, "machine": machine, "vm": vm, "epoch": "1",
         "job": job, "platform": platform, "latency_sensitive": False, "start_unix_ns": day * DAY_NS + at_s * S,
-        "duration_ns": 10 * S, "cpu_usage_cores": cores, "cpi": cpi, "instructions": instructions,
-        "cycles": None if instructions is None else 2 * instructions,
+        "duration_ns": 10 * S, "cpu_usage_cores": cores, "cpi": cpi,
+        "instructions": None if instructions is None else float(instructions),
+        "cycles": None if instructions is None else 2.0 * instructions,
     }  # fmt: skip
 
 
