@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api.client import connect
-from agent.api.messages import vms_message
+from agent.api.messages import explanation_message, vms_message
 from agent.clock import SystemClock
-from agent.config import AgentConfig, AgentSection, CloudWhiteSection, HistorySection
+from agent.config import AgentConfig, AgentSection, CloudWhiteSection, HistorySection, JobRule
 from agent.daemon import Daemon
+from agent.detection.cloud_white import CloudWhite
 from agent.history import frames
 from agent.history.reader import History
 from agent.history.replay import ticks_of
@@ -24,8 +25,9 @@ from agent.history.segments import segments
 from agent.sampling.source_threads import SourcePlan
 from collector.base import Reason, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
+from tests.unit.agent.cloud_white_fakes import INFLICTS, ToldDetector
 from whitepanda.common.errors import InputError, UnavailableError
-from whitepanda.v1 import host_pb2
+from whitepanda.v1 import agent_pb2, host_pb2
 
 NUMBERS = st.floats(0, 2.0**40, width=32) | st.sampled_from(list(Reason))
 
@@ -287,3 +289,38 @@ async def test_the_local_api_gives_moments(config):
         await asyncio.to_thread(ask, at_unix_ns=time.time_ns())
     daemon.stop()
     await asyncio.wait_for(task, 10)
+
+
+class Suffering(ToldDetector):
+    """web-1 suffers from db-1."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+        self.says = {"u-web-1": ("victim", "ipc 0.5 is below 0.9", ("u-db-1",)), "u-db-1": INFLICTS}
+
+
+async def test_who_suffers_and_from_whom_is_there_later_by_ticks_and_by_windows(config, monkeypatch):
+    monkeypatch.setattr(CloudWhite.__init__, "__defaults__", (Suffering,))
+    watched = msgspec.structs.replace(config, cloud_white=CloudWhiteSection(), jobs=(JobRule(".", "web", alert=True),))
+    live = {}
+    said, _ = await ran(
+        watched, Host(), lambda daemon: live.update(web=explanation_message(daemon.state, "u-web-1")), ticks=40
+    )
+    for is_window in (False, True):
+        moment = asked(config, time.time_ns(), explain="web-1").moments[-1]
+        assert moment.is_window is is_window
+        web = next(vm for vm in moment.vms.vms if vm.name == "web-1")
+        assert web.decision.verdict == agent_pb2.BEHAVIOUR_VICTIM
+        assert web.decision.reason == live["web"].vm.decision.reason
+        assert [one.name for one in web.decision.suspects] == ["db-1"]
+        assert (moment.vms.decision.victims, moment.vms.decision.suspect.name) == (1, "db-1")
+        assert web.decision.since_ns > 0
+        if not is_window:
+            explained = moment.explanation
+            assert [(one.signal, one.value) for one in explained.evidence] == [("ipc", 0.5)]
+            assert [one.name for one in explained.suspects] == [one.name for one in live["web"].suspects]
+            assert explained.detector == "noise_scaled"
+            first = asked(config, min(said) + 2 * 10**9, explain="web-1").moments[-1].explanation
+            assert web.decision.since_ns >= first.vm.decision.since_ns
+        for one in segments(folder(config) / "ticks"):
+            one.path.unlink()
