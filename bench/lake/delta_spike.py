@@ -1,4 +1,4 @@
-"""Delta tables (package `deltalake`) beside whitepanda's lake, for docs/adr/0016-no-delta-tables.md: flush, read, kills.
+"""Delta tables (package `deltalake`) beside whitepanda's lake, for docs/adr/0016: flush, read, kills.
 
 Run with `deltalake` and `polars` installed: `python -m bench.lake.delta_spike [--folder DISK] [--kills 60]`.
 """
@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -75,26 +76,22 @@ def ours(lake: Lake, table: pa.Table, number: int) -> None:
         file.finish()
 
 
-def delta(
-    path: str | DeltaTable, table: pa.Table, number: int, app: str = "r", options: dict[str, str] | None = None
-) -> None:
+def delta(path: str | DeltaTable, table: pa.Table, number: int, app: str = "r") -> None:
     """Append a roll, with its number as the version of an app transaction."""
-    day = pa.array([DAY.isoformat()] * len(table)).dictionary_encode().cast(pa.string())
     write_deltalake(
         path,
-        table.append_column("day", day),
+        table.append_column("day", pa.repeat(DAY.isoformat(), len(table))),
         mode="append",
         partition_by=["day"],
         writer_properties=WriterProperties(compression="ZSTD", compression_level=1),
         commit_properties=CommitProperties(app_transactions=[Transaction(app, number)]),
-        storage_options=options,
     )
 
 
-def seconds(call: Callable[[int], object], times: int) -> list[float]:
-    """Return how long each of some calls took; the argument counts from 1."""
+def seconds(call: Callable[[int], object], numbers: range) -> list[float]:
+    """Return how long each of some calls took, one for each number."""
     took = []
-    for number in range(1, times + 1):
+    for number in numbers:
         began = time.perf_counter()
         call(number)
         took.append(time.perf_counter() - began)
@@ -122,34 +119,32 @@ def compare(what: str, our_s: list[float], their_s: list[float]) -> None:
     print(f"{what}: ours {statistics.median(our_s):.3f} s, Delta {statistics.median(their_s):.3f} s, {ratio:.2f} times")
 
 
-def flushes(folder: Path, times: int, sizes: list[int]) -> None:
-    """(c): rolls of each size, into young tables and one of `COMMITS` commits; and a day's read."""
-    for rows in sizes:
-        table = roll(rows)
-        lake, path = Lake(str(folder / f"ours-{rows}")), str(folder / f"delta-{rows}")
-        our_s, their_s = [], []
-        for number in range(times + 1):  # alternating, as the disk's speed varies; the first one warms up
-            our_s += seconds(lambda _, n=number: ours(lake, table, n), 1)  # type: ignore[misc]
-            their_s += seconds(lambda _, n=number: delta(path, table, n), 1)  # type: ignore[misc]
-        compare(f"flush of {rows} rows", our_s[1:], their_s[1:])
-        sizes = [sum(each.stat().st_size for each in Path(at).rglob("*.parquet")) for at in (lake.name, path)]
-        print(f"  bytes per roll: ours {sizes[0] // (times + 1)}, Delta {sizes[1] // (times + 1)}")
+def flushes(folder: Path, rows: int, times: int, commits: int) -> None:
+    """(c): rolls of a size, a day's read, and rolls into a table that has some `commits` (0: not measured)."""
+    table = roll(rows)
+    lake, path = Lake(str(folder / f"ours-{rows}")), str(folder / f"delta-{rows}")
+    our_s, their_s = [], []
+    for number in range(times + 1):  # alternating, as the disk's speed varies; the first one warms up
+        our_s += seconds(partial(ours, lake, table), range(number, number + 1))
+        their_s += seconds(partial(delta, path, table), range(number, number + 1))
+    compare(f"flush of {rows} rows", our_s[1:], their_s[1:])
+    sizes = [sum(each.stat().st_size for each in Path(at).rglob("*.parquet")) for at in (lake.name, path)]
+    print(f"  bytes per roll: ours {sizes[0] // (times + 1)}, Delta {sizes[1] // (times + 1)}")
+
+    def read(files: Callable[[], list[str]]) -> list[float]:
         query = "SELECT vm, avg(metric_1), sum(metric_2) FROM read_parquet(?) GROUP BY vm"
-        read = [
-            seconds(lambda _, find=find: duckdb.execute(query, [find()]).fetchall(), times)  # type: ignore[misc]
-            for find in (
-                lambda: [str(segment.path) for segment in lake.segments(DAY)],  # noqa: B023 - called here
-                lambda: DeltaTable(path).file_uris(file_pruning_predicate=f"day = '{DAY}'"),  # noqa: B023 - called here
-            )
-        ]
-        compare(f"read of a day of {times + 1} such rolls", *read)
-        if rows == min(sizes):
-            with_commits(path, COMMITS)
-            again = seconds(lambda n: delta(path, table, COMMITS + n), times)  # noqa: B023 - called here
-            compare(f"flush of {rows} rows onto {COMMITS} commits", our_s[1:], again)
-            held = DeltaTable(path)  # by a process that keeps the table's state in memory
-            again = seconds(lambda n: delta(held, table, COMMITS + times + n), times)  # noqa: B023 - called here
-            compare("  the same by a process that holds the table open", our_s[1:], again)
+        return seconds(lambda _: duckdb.execute(query, [files()]).fetchall(), range(times))
+
+    our_read_s = read(lambda: [str(segment.path) for segment in lake.segments(DAY)])
+    their_read_s = read(lambda: DeltaTable(path).file_uris(file_pruning_predicate=f"day = '{DAY}'"))
+    compare(f"read of a day of {times + 1} such rolls", our_read_s, their_read_s)
+    if commits:
+        with_commits(path, commits)
+        again = seconds(partial(delta, path, table), range(commits, commits + times))
+        compare(f"flush of {rows} rows onto {commits} commits", our_s[1:], again)
+        held = DeltaTable(path)  # by a process that keeps the table's state in memory
+        again = seconds(partial(delta, held, table), range(commits + times, commits + 2 * times))
+        compare("  the same by a process that holds the table open", our_s[1:], again)
 
 
 def append_for_ever(path: str, app: str) -> None:
@@ -221,7 +216,8 @@ def main() -> None:
         append_for_ever(*given.append)
     lines()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        flushes(Path(folder), given.times, given.rows)
+        for rows in given.rows:
+            flushes(Path(folder), rows, given.times, COMMITS if rows == min(SIZES) else 0)
         if given.kills:
             kills(Path(folder), given.kills)
 

@@ -2,6 +2,7 @@
 
 import collections
 import re
+from pathlib import Path
 
 import polars as pl
 
@@ -18,14 +19,14 @@ def block(title: str) -> str:
     return found[1]
 
 
-def by_polars(lake: str) -> pl.LazyFrame:
+def by_polars(lake: str | Path) -> pl.LazyFrame:
     """Return the page's `windows` of a lake, a folder or URL."""
     scope: dict[str, pl.LazyFrame] = {}
     exec(block("Polars").replace("LAKE", str(lake)).replace("print(", "("), scope)  # noqa: S102 - the page's own code
     return scope["windows"]
 
 
-def windows_by_polars(lake: str, start_unix_ns: int) -> collections.Counter[tuple[str, int]]:
+def windows_by_polars(lake: str | Path, start_unix_ns: int) -> collections.Counter[tuple[str, int]]:
     """Return how often each (host, window's start after `start_unix_ns`) is there."""
     rows = by_polars(lake).select("host", pl.col("start_unix_ns") - start_unix_ns).collect()
     return collections.Counter(rows.iter_rows())
