@@ -15,6 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -196,6 +197,23 @@ def kills(folder: Path, times: int) -> None:
     print(f"a batch of 30 rows that two replicas took is {rows} rows in the table")
 
 
+def store(url: str, appenders: int = 4, each: int = 10) -> None:
+    """(b): appenders to one new table in a bucket at the same time; the store is the environment's (AWS_*)."""
+    url = f"{url}/{uuid.uuid4()}"
+    delta(url, roll(30), 0, "none")
+
+    def append(app: str) -> int:
+        return len(seconds(lambda number: delta(url, roll(30, number), number, app), range(each)))
+
+    with ThreadPoolExecutor(appenders) as pool:
+        done = sum(pool.map(append, map(str, range(appenders))))
+    table = DeltaTable(url)
+    rows = table.to_pyarrow_table().num_rows
+    print(
+        f"{url.partition(':')[0]}: {done} of {appenders * each} appends, {rows} rows in {table.version() + 1} commits"
+    )
+
+
 def lines() -> None:
     """(d): lines of the modules, by what a Delta table would do of them."""
     for what, names in MODULES.items():
@@ -211,10 +229,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=list(SIZES), help="rows of a roll; none: no flushes")
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--append", nargs=2, metavar=("TABLE", "APP"), help=argparse.SUPPRESS)
+    parser.add_argument("--url", default="", help="s3://bucket/prefix, to append to a table there")
     given = parser.parse_args()
     if given.append:
         append_for_ever(*given.append)
     lines()
+    if given.url:
+        store(given.url)
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         for rows in given.rows:
             flushes(Path(folder), rows, given.times, COMMITS if rows == min(SIZES) else 0)
