@@ -54,7 +54,7 @@ def test_duckdb(either: Lake) -> None:
         counts = connection.execute(block("DuckDB").replace("LAKE", either.name)).fetchall()
         rows = connection.execute("SELECT sequence, start_unix_ns FROM windows").fetchall()
     assert sorted(rows) == truth(either)
-    assert counts == [(str(DAY), len(rows))]
+    assert counts == [(DAY, len(rows))]
 
 
 @pytest.mark.long
