@@ -1,5 +1,7 @@
 """The blocks of docs/open-the-lake.md see each window once, whatever lies in the lake."""
 
+import importlib.util
+import shutil
 from pathlib import Path
 
 import duckdb
@@ -59,7 +61,8 @@ def test_duckdb(either: Lake) -> None:
 
 @pytest.mark.long
 def test_spark(lake: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("pyspark", reason="needs the extra spark")
+    if importlib.util.find_spec("pyspark") is None or shutil.which("java") is None:
+        pytest.skip("needs the extra spark, and Java")
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master local[1] --conf spark.ui.enabled=false pyspark-shell")
     scope: dict[str, object] = {}
