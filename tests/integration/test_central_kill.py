@@ -22,6 +22,7 @@ from central.journal.flush import Roller
 from central.journal.writer import Journal
 from central.lake.segments import Lake
 from tests.support.central_process import ROOT, CentralProcess
+from tests.support.lake_reader import windows_by_polars
 from whitepanda.v1 import agent_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -129,6 +130,8 @@ async def _rolled(central: CentralProcess, *, reserve_bytes: int = 0) -> collect
         numbers = [start - 1_790_000_000 * 10**9 for start in table["start_unix_ns"].to_pylist()]
         found.update(zip(table["host"].to_pylist(), numbers, strict=True))
     assert stats.accepted_rows == stats.rolled_rows == sum(found.values())
+    # A reader that is not ours finds the same windows; it takes a batch from one file only.
+    assert windows_by_polars(central.lake_dir, 1_790_000_000 * 10**9).keys() == found.keys()
     return found
 
 

@@ -27,6 +27,7 @@ from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from tests.support.central_process import MAIN, ROOT
 from tests.support.chaos_fleet import Fleet, Versions, ip
+from tests.support.lake_reader import windows_by_polars
 
 pytestmark = pytest.mark.integration
 
@@ -123,14 +124,19 @@ async def _run(
 
 
 async def _found(fleet: Fleet) -> tuple[collections.Counter, int]:
-    """Finish half rolled journals; return the reading view's windows with their counts, and the rows of all files."""
+    """Finish half rolled journals; return the windows that Polars finds, with their counts, and the rows of all files.
+
+    Polars reads by the rule of docs/open-the-lake.md; the reading view must agree.
+    """
     lake = Lake(fleet.lake)
     for number, replica in enumerate(fleet.replicas):
         journal = Journal(replica.state_dir, replica=f"central-{number}", commit_interval_s=0.001)
         journal.start()
         await Roller(IngestSection(), journal, lake).roll_all()
         await journal.close()
-    return _view(lake), sum(segment.rows for segment in lake.segments())
+    found = windows_by_polars(fleet.lake, START_NS)
+    assert _view(lake) == found
+    return found, sum(segment.rows for segment in lake.segments())
 
 
 def _view(lake: Lake) -> collections.Counter:
@@ -202,7 +208,7 @@ async def _all_is_well(fleet: Fleet, result: dict, seen: Versions, kills: int) -
     found, rows = await _found(fleet)
     late_s = np.concatenate([reported["late_s"] for reported in result.values()])
     print(
-        f"{len(result)} agents; {len(truth)} windows produced, {found.total()} in the lake's view, {rows} in its "
+        f"{len(result)} agents; {len(truth)} windows produced, {found.total()} read by Polars, {rows} in its "
         f"files: {rows - found.total()} duplicates; {len(fleet.loads)} kills, each within 0.8 s of {min(fleet.loads)} "
         f"to {max(fleet.loads)} bytes of agents; {seen.newest[-1]} versions, {len(seen.holders)} leases; "
         f"{late_s.size} ticks, late by p50 {np.median(late_s):.3f}, p99 {np.percentile(late_s, 99):.3f}, "
@@ -277,6 +283,7 @@ def test_the_check_notices_a_view_that_has_batches_of_two_replicas_twice(tmp_pat
     if is_broken:
         monkeypatch.setattr(Lake, "samples", _without_dedup)
     assert _window_faults(truth, _view(lake)) == (["2 too many"] if is_broken else [])
+    assert _window_faults(truth, windows_by_polars(tmp_path, START_NS)) == []
     assert _window_faults(truth + collections.Counter({("h", 99): 1}), _view(lake))[0] == "1 windows are missing"
 
 

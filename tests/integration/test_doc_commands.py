@@ -75,15 +75,24 @@ def write_runs(folder: Path) -> None:
 
 def write_state(folder: Path) -> None:
     """`state` of docs/operate.md, as central leaves it: a lake of one segment, and a history of incidents."""
-    now_ns = time.time_ns()
-    rows = [{**dict.fromkeys(SAMPLES.names), **row} for row in samples("h1", "P", now_ns // 10**10 * 10**10, 1.0)]
-    stem = segment_stem("r", "0123abcd", 1)
-    Lake(folder / "state" / "lake").write_segment(pa.Table.from_pylist(rows, schema=SAMPLES), stem)
+    write_lake(folder / "state" / "lake")
     IncidentStore("", folder / "state").close()
 
 
+def write_lake(folder: Path) -> None:
+    """A lake of one segment."""
+    now_ns = time.time_ns()
+    rows = [{**dict.fromkeys(SAMPLES.names), **row} for row in samples("h1", "P", now_ns // 10**10 * 10**10, 1.0)]
+    stem = segment_stem("r", "0123abcd", 1)
+    Lake(folder).write_segment(pa.Table.from_pylist(rows, schema=SAMPLES), stem)
+
+
 #: What pages take for granted is there.
-GIVEN = {"docs/degradation.md": write_runs, "docs/operate.md": write_state}
+GIVEN = {
+    "docs/degradation.md": write_runs,
+    "docs/open-the-lake.md": lambda folder: write_lake(folder / "LAKE"),
+    "docs/operate.md": write_state,
+}
 
 
 def run_page(page: str, scripts: list[Script], folder: Path) -> list[tuple[Script, str]]:

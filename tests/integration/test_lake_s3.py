@@ -32,6 +32,7 @@ from central.roll_ups.compaction import compact_day, remove_superseded
 from central.roll_ups.retention import drop_samples
 from central.roll_ups.store import SlotStore
 from central.verify.checks import problems, stats
+from tests.support.lake_reader import by_polars
 from tests.support.losing_proxy import losing_proxy
 
 pytestmark = pytest.mark.integration
@@ -107,6 +108,11 @@ def rows_of(lake: Lake) -> list[tuple[int, int]]:
     connection = ibis.duckdb.connect(threads=1)
     found = connection.to_pyarrow(lake.samples(connection).select("sequence", "start_unix_ns", "vm"))
     return sorted(zip(*(found[name].to_pylist() for name in ("sequence", "start_unix_ns", "vm")), strict=True))
+
+
+def polars_rows_of(lake: Lake) -> list[tuple[int, int]]:
+    """The same, read from the bucket by Polars."""
+    return sorted(by_polars(lake.name).select("sequence", "start_unix_ns", "vm").collect().iter_rows())
 
 
 @pytest.mark.long
@@ -191,14 +197,16 @@ def test_segments_of_two_replicas_are_read_once(lake):
         write(lake, number, "central-1")
     before = rows_of(lake)
     assert len(before) == len(set(before)) == 4 * 48
+    assert polars_rows_of(lake) == before
     assert len(lake.segments()) == 6
     with duckdb.connect() as connection:
         slots = SlotStore(lake, SLOT_NS)
         manifest = slots.roll_up(DAY, connection)
         assert (manifest.samples, manifest.duplicates) == (4 * 48, 2 * 48)
         assert compact_day(lake, DAY, manifest, min_sources=2).written == 2
+        assert polars_rows_of(lake) == before  # the sources are still there
         assert remove_superseded(lake, grace_s=0.0) == 6
-        assert rows_of(lake) == before
+        assert rows_of(lake) == polars_rows_of(lake) == before
         assert list(problems(lake, connection)) == []
         (day,) = stats(lake, connection, 300.0).days
         assert (day.rows, day.duplicate_rows, day.samples_in_slots) == (6 * 48, 2 * 48, 4 * 48)

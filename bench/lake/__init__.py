@@ -1,0 +1,1 @@
+"""The lake beside Delta tables: what a roll costs, what a kill loses."""
