@@ -204,7 +204,7 @@ def to_json(message: Message) -> dict[str, Any]:
     return found
 
 
-def _is_map(field: FieldDescriptor) -> bool:
+def _is_map(field: Any) -> bool:
     """Whether a field is a map of texts."""
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
