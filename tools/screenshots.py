@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
 IMAGES = ROOT / "docs" / "images"
-_COLOURS = 128
+_COLOURS = 256
 
 # Central counts VMs a moment after it was first asked.
 _COUNTED = "() => [...document.querySelectorAll('.tiles strong')].every((each) => each.textContent !== '…')"

@@ -244,5 +244,9 @@ async def test_a_project_narrows_every_view(central, browser):
         await seen.page.wait_for_function("() => location.hash === '#/hosts?project=shop'")
         await seen.page.get_by_role("link", name="All projects").click()
         await seen.page.wait_for_function("() => location.hash === '#/hosts'")
+        await seen.open("#/host/node0001?project=shop")
+        names = await seen.page.locator("#host-vms-scroll tbody th").all_inner_texts()
+        assert sorted(names) == ["batch-scan-3", "batch-scan-9", "web-0", "web-6"], "every third of twelve"
+        assert "CPU usage, its VMs in all\n4 VMs." in await seen.page.inner_text("main")
         await seen.open("#/?project=nobody")
         assert "No contention" in await seen.page.inner_text("main")

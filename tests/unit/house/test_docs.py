@@ -39,7 +39,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_picture_is_made_by_a_script_and_shown() -> None:
-    made = {f"page-{name}.png" for name, *_ in screenshots.PICTURES}
+    made = {f"page-{view}-{name}.png" for view in screenshots.VIEWS for name, *_ in screenshots.SCREENS}
     made |= {f"{name}.svg" for name in demo_screenshots.PICTURES}
     assert {path.name for path in (ROOT / "docs" / "images").iterdir()} == made
     pages = (page.read_text(encoding="utf-8") for page in PAGES)

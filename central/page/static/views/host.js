@@ -28,13 +28,24 @@ export async function load(ask, { what, parameters }) {
   const shown = span(parameters, POINTS);
   const metrics = chosen(parameters.metrics, USUAL);
   const times = { since_unix_ns: nanoseconds(Math.max(shown.since, shown.until - DAY_MS)), until_unix_ns: nanoseconds(shown.until) };
-  const [host, series, known] = await Promise.all([
+  const [host, series, known, ours] = await Promise.all([
     ask("v1/host-timeline", { host: what, ...times, points: 2 }),
     askSeries(ask, { hosts: [what] }, [...new Set([...metrics, ...TOTALS.map(([name]) => name)])], shown),
     unlessUnknown(ask("v1/facts", { host: what, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
+    parameters.project ? ask("v1/facts/vms", { host: what, project: parameters.project, page_size: 1000 }) : null,
   ]);
+  if (ours) narrow(host, series, new Set(ours.vms.map((each) => each.facts.vm)));
   const open = host.incidents.find((i) => i.open);
   return { shown, metrics, host, series, known: known?.host?.facts, detail: open ? await unlessUnknown(ask(`v1/incidents/${open.id}`)) : null };
+}
+
+/** Leave only these VMs, and incidents that they are in. */
+function narrow(host, series, ids) {
+  const isOurs = (each) => ids.has(each.vm);
+  host.vms = host.vms.filter(isOurs);
+  host.vms_in_all = host.vms.length;
+  host.incidents = host.incidents.filter((i) => [...i.victims, ...i.suspects].some(isOurs));
+  if (series) series.vms = series.vms.filter(isOurs);
 }
 
 const path = (host) => `/host/${encodeURIComponent(host)}`;
