@@ -30,9 +30,9 @@ def _watch_batches() -> None:
         _taken[id(flow.stream), sequence] = time.perf_counter()
         quick(self, flow, layout, sequence, raw)
 
-    def take_batch(self: Intake, flow: Any, message: Any, raw: bytes) -> None:
+    def take_batch(self: Intake, flow: Any, message: Any, raw: bytes) -> Any:
         _taken.setdefault((id(flow.stream), message.sequence), time.perf_counter())
-        batch(self, flow, message, raw)
+        return batch(self, flow, message, raw)
 
     def drained(self: HostStream) -> Any:
         now, me = time.perf_counter(), id(self)

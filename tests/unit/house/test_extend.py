@@ -191,7 +191,7 @@ def test_a_metric_is_a_row_and_its_arithmetic():
     row, arithmetic, test, window = (textwrap.indent(block.rstrip(), "    ") for block in BLOCKS[5:])
     given = {
         "whitepanda.common.window_columns": changed(
-            "proto/whitepanda/common/window_columns.py", 'WindowColumn(36, "verdict"', lambda line: f"{line}\n{window}"
+            "proto/whitepanda/common/window_columns.py", 'WindowColumn(36, "verdict"', lambda line: f"{line}\n{window},"
         ),
         "agent.sampling.metric_table": changed(
             "agent/sampling/metric_table.py", "disk_write_ops_per_s:", lambda line: f"{line}\n{row}"
