@@ -132,8 +132,8 @@ def _tables(kind: type[msgspec.Struct], prefix: str, comments: dict[tuple[str, s
         if arguments:
             nested += _tables(arguments[0], f"[{field.name}]", comments)
             continue
-        value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-        default = "required" if field.required else f"`{msgspec.json.encode(value).decode()}`"
+        made = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        default = "required" if field.required else f"`{msgspec.json.encode(made).decode()}`"
         comment = comments.get((kind.__name__, field.name), "")
         inner, limits = bounds(inner)
         kinds = _kind(inner) + (f", {limits.ge} to {limits.le}" if limits else "")

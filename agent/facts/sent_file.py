@@ -1,7 +1,6 @@
 """Which VMs central was sent, on disk: those that go while the agent is away are reported when it is back."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,5 +35,5 @@ class SentFile:
         new = self._path.with_suffix(".new")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new.write_text(json.dumps(list(vms)), encoding="utf-8")
-        os.replace(new, self._path)
+        new.replace(self._path)
         self._saved = list(vms)

@@ -37,10 +37,9 @@ def key_of(vm: Vm, last: VmKey | None = None) -> VmKey:
     """
     identity, facts = vm.identity, vm.identity.facts
     cgroup = vm.now.cgroup
+    quota = last.cpu_quota_cores if last else None
     if isinstance(cgroup, Reading):
         quota = cgroup.value.quota_cores
-    else:
-        quota = last.cpu_quota_cores if last else None
     nodes = _nodes(vm)
     if nodes is None:
         nodes = last.numa_nodes if last else ()
@@ -68,7 +67,7 @@ def message_from(key: VmKey, unix_ns: int, *, gone: bool = False) -> agent_pb2.V
 
 def only_named(uuid: str) -> VmKey:
     """Return the key of a VM of which nothing else is known."""
-    return VmKey(uuid, *[""] * 8, None, None, None, ())
+    return VmKey(uuid, "", "", "", "", "", "", "", "", None, None, None, ())
 
 
 def _nodes(vm: Vm) -> tuple[int, ...] | None:

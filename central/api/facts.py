@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 
-from central.api import limits
 from central.api.context import Context
 from central.api.requests import read_page, unknown, wrong, wrong_field
 from central.facts.records import HostRecord, VmRecord
@@ -17,7 +16,7 @@ async def get_facts(context: Context, request: fleet_pb2.GetFactsRequest) -> fle
     if bool(request.vm) == bool(request.host):
         raise wrong_field("vm", "must be given, or host, and not both")
     ask, store = context.history.ask, context.facts
-    at_unix_ns = _at(context, request.at_unix_ns)
+    at_unix_ns = request.at_unix_ns or context.clock_unix_ns()
     found = fleet_pb2.Facts()
     host = request.host
     if request.vm:
@@ -47,17 +46,13 @@ async def vm_named(context: Context, name: str) -> str:
     return vms[0] if vms else ""
 
 
-def _at(context: Context, at_unix_ns: int) -> int:
-    return min(at_unix_ns, limits.MAX_TIME_UNIX_NS) or context.clock_unix_ns()
-
-
 async def list_facts(context: Context, request: fleet_pb2.ListFactsRequest) -> fleet_pb2.ListFactsResponse:
     """The VMs that were there at a time, by host and UUID."""
     page = read_page(request, "facts", ("", ""), f"{request.host}/{request.project}/{request.at_unix_ns}")
     host, vm = page.place
     rows = await context.history.ask(
         context.facts.vms_at,
-        _at(context, request.at_unix_ns),
+        request.at_unix_ns or context.clock_unix_ns(),
         host=request.host,
         project=request.project,
         after=(str(host), str(vm)),

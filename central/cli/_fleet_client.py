@@ -18,6 +18,10 @@ _PAGE = 1000
 Asks = Callable[[str, Any], Any]
 
 
+class NotKnownError(InputError):
+    """Central does not know what was asked for."""
+
+
 @contextmanager
 def asking(address: CentralAddress, deadline_s: float) -> Iterator[Asks]:
     """Connect to central with an operator's certificate; raises TlsError. Each question has `deadline_s`."""
@@ -51,7 +55,8 @@ def explained(error: grpc.RpcError, address: CentralAddress, method: str, deadli
     code, details = error.code(), " ".join((error.details() or "no details").split())
     where, files = f"central at {address.central}", address.files
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
-        return InputError(f"{where}: {details}")
+        kind = NotKnownError if code is grpc.StatusCode.NOT_FOUND else InputError
+        return kind(f"{where}: {details}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         remedy = "is it overloaded, stopped, or not central? See its log, and try again"
         return UnavailableError(f"{where} has not answered {method} for {deadline_s:g} s; {remedy}")

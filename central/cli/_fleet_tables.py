@@ -1,6 +1,7 @@
 """What `whitepanda fleet` prints: tables with bars for people, and a comparison as JSON."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from central.plotting.figures import bar, signed_bar
 from central.upgrades.draw import Drawn
 from central.upgrades.plan import Plan
 from whitepanda.common.cli import console
+from whitepanda.v1 import agent_pb2, fleet_pb2
 
 _SHOWN = 20
+_MIB, _GIB = 1 << 20, 1 << 30
+_LAYOUT: dict[str, Any] = {"overflow": "fold", "box": None, "pad_edge": False}
 _BAR = 24
 _TINY_GAP = 5e-5  # would be 0.00 %
 _WIDE_COLUMNS = 100  # of a screen that has room for values and bars
@@ -148,6 +152,76 @@ def drawn_shown(drawn: Drawn, out: Path | None) -> Iterator[str]:
     if drawn.imbalance is not None:
         yield f"their metric is now {drawn.imbalance:+.2f} standard errors off the fleet's"
     yield f"written to {out}" if out is not None else " ".join(drawn.machines)
+
+
+def facts_shown(found: fleet_pb2.Facts) -> Iterator[RenderableType]:
+    """Show a VM with its host, or a host, at a time; and what the VM was before and after it."""
+    if found.HasField("vm"):
+        one, facts = found.vm, found.vm.facts
+        yield f"VM {facts.name or facts.vm} on {one.host}, {_held(facts, one.until_unix_ns)}"
+        yield grid("FACT", "VALUE", rows=[pair for pair in _vm_facts(facts) if pair[1]], **_LAYOUT)
+    elif found.versions:
+        yield "not on any host at that time"
+    if found.HasField("host"):
+        at, host = found.host, found.host.facts
+        yield f"host {at.host}, {_held(host, at.until_unix_ns)}"
+        yield grid("FACT", "VALUE", rows=[pair for pair in _host_facts(host) if pair[1]], **_LAYOUT)
+    if found.versions:
+        rows = [
+            (one.host, _time(one.facts.unix_ns), _time(one.until_unix_ns), one.facts.flavor or "-", *_size(one.facts))
+            for one in found.versions
+        ]
+        yield grid("HOST", "FROM (UTC)", "UNTIL", "FLAVOR", ">VCPUS", ">QUOTA", ">MEMORY", rows=rows, **_LAYOUT)
+
+
+def _held(facts: Any, until_unix_ns: int) -> str:
+    marked = " (when central heard of it: its clock was off)" if facts.is_received_time else ""
+    return f"from {_time(facts.unix_ns)}{marked} until {_time(until_unix_ns)}"
+
+
+def _vm_facts(facts: agent_pb2.VmFacts) -> list[tuple[str, str]]:
+    vcpus, quota, memory = _size(facts)
+    nodes = ", ".join(map(str, facts.numa_nodes))
+    texts = [(name, getattr(facts, name)) for name in ("job", "project", "owner", "flavor", "image", "manager")]
+    sizes = [("vCPUs", vcpus), ("CPU quota", quota), ("memory", memory), ("NUMA nodes", nodes)]
+    return [("UUID", facts.vm), *texts, *sizes]
+
+
+def _host_facts(host: agent_pb2.HostFacts) -> list[tuple[str, str]]:
+    caches = ", ".join(f"{one.size_bytes / _MIB:g} MiB of {one.cpus} CPUs" for one in host.caches)
+    cards = ", ".join(
+        f"{one.name} {one.bits_per_s / 1e9:g} Gbit/s" if one.HasField("bits_per_s") else f"{one.name} (no link)"
+        for one in host.network_cards
+    )
+    kinds = {True: " HDD", False: " SSD"}
+    disks = ", ".join(
+        f"{one.name} {one.size_bytes / 1e9:,.0f} GB{kinds[one.rotational] if one.HasField('rotational') else ''}"
+        for one in host.disks
+    )
+    labels = ", ".join(f"{key}={text}" for key, text in sorted(host.labels.items()))
+    return [
+        ("CPUs", str(host.cpus) if host.HasField("cpus") else ""),
+        ("memory", f"{host.memory_bytes / _GIB:.4g} GiB" if host.HasField("memory_bytes") else ""),
+        ("last-level caches", caches),
+        ("network", cards),
+        ("disks", disks),
+        ("manager", host.manager),
+        ("labels", labels),
+    ]
+
+
+def _size(facts: agent_pb2.VmFacts) -> tuple[str, str, str]:
+    return (
+        str(facts.vcpus) if facts.HasField("vcpus") else "-",
+        f"{facts.cpu_quota_cores:g} cores" if facts.HasField("cpu_quota_cores") else "-",
+        f"{facts.memory_bytes / _GIB:.4g} GiB" if facts.HasField("memory_bytes") else "-",
+    )
+
+
+def _time(unix_ns: int) -> str:
+    if not unix_ns:
+        return "now"
+    return datetime.fromtimestamp(unix_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _proof(made: Plan) -> str:

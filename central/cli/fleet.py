@@ -1,4 +1,4 @@
-"""`whitepanda fleet`: WSMeter. What to observe for a margin, which machines to try it on, and whether it helped."""
+"""`whitepanda fleet`: WSMeter (what to observe for a margin, on which machines, and whether it helped), and facts."""
 
 import json as json_module
 import math
@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from central.cli._fleet_client import asking
-from central.cli._fleet_tables import comparison_json, comparison_shown, drawn_shown, plan_shown
+from central.cli._fleet_client import NotKnownError, asking
+from central.cli._fleet_tables import comparison_json, comparison_shown, drawn_shown, facts_shown, plan_shown
 from central.cli._outputs import (
     PICTURES,
     TABLES,
@@ -27,15 +27,19 @@ from central.models.wsmeter import compare as compare_sides
 from central.upgrades import tables
 from central.upgrades.draw import DrawOptions
 from central.upgrades.draw import draw as draw_machines
-from central.upgrades.lake_rows import parse_side, parse_sides, read_side
+from central.upgrades.lake_rows import parse_side, parse_sides, parse_time, read_side
 from central.upgrades.messages import comparison_of, comparison_request, jobs_of_plan, plan_of, plan_request
 from central.upgrades.plan import PlanOptions, make_plan
 from central.upgrades.plots import plot_comparison, plot_plan
 from central.upgrades.simulated import CPU_UPGRADE, simulate_fleet
+from central.web.openapi import to_json
 from whitepanda.common.errors import InputError, UnavailableError
-from whitepanda.common.tls_options import OPERATOR, Operator, operator_options
+from whitepanda.common.tls_options import OPERATOR, CentralOption, Operator, operator_options
+from whitepanda.v1 import fleet_pb2
 
-app = typer.Typer(help="Did the upgrade help? WSMeter: plan, draw, compare.", no_args_is_help=True)
+app = typer.Typer(
+    help="Did the upgrade help? WSMeter: plan, draw, compare. And facts of VMs and hosts.", no_args_is_help=True
+)
 
 #: Share of CURRENT's weight that a comparison needs; the paper's clusters covered 82 to 91 %.
 MIN_COVERAGE = 0.8
@@ -46,6 +50,7 @@ _MOST_INSTANCES = 2**53
 
 #: Central reads its lake for an answer, and answers one such question at a time.
 _DEADLINE_S = 300.0
+_FACTS_DEADLINE_S = 10.0
 
 _MinInstances = Annotated[int, typer.Option(min=2, help="Leave out jobs with fewer instances.")]
 _MinCoverage = Annotated[float, typer.Option(min=0.0, max=1.0, help="Refuse if jobs have less of the weight.")]
@@ -263,6 +268,26 @@ def simulate(
     tables.write_rows(out, named)
     found = {"out": str(out), "rows": len(named.job), "true_effect_percent": 100.0 * fleet.true_effect()}
     report(found, [f"{len(named.job):,} instances written to {out}"], json=json)
+
+
+@app.command("facts")
+@operator_options
+def show_facts(
+    what: Annotated[str, typer.Argument(metavar="VM|HOST", help="A VM's UUID or name, or a host's name.")],
+    at: Annotated[str, typer.Option(metavar="TIME", help="As it was then, such as 2026-11-21T03:10Z.")] = "",
+    central: CentralOption = "",
+    *,
+    operator: Operator = OPERATOR,
+    json: JsonOption = False,
+) -> None:
+    """Show what a VM or host is, or was: size, owner, place, devices, and when it changed. Times are UTC."""
+    at_unix_ns = parse_time("--at", at) if at else 0
+    with asking(operator.address(central), _FACTS_DEADLINE_S) as ask:
+        try:
+            found = ask("GetFacts", fleet_pb2.GetFactsRequest(vm=what, at_unix_ns=at_unix_ns))
+        except NotKnownError:
+            found = ask("GetFacts", fleet_pb2.GetFactsRequest(host=what, at_unix_ns=at_unix_ns))
+    report(to_json(found), facts_shown(found), json=json)
 
 
 def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[tables.Rows, tables.Rows]:

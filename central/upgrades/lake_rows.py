@@ -195,11 +195,19 @@ def _parsed(text: str) -> Mapping[str, str]:
     return dict(parts)
 
 
-def _unix_ns(side: str, text: str) -> int:
+def parse_time(what: str, text: str) -> int:
+    """Return a time in ns since 1970, UTC without an offset; raises InputError, which begins with `what` it is of."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise InputError(f"side '{side}': invalid time {text}; such as 2026-11-21 or 2026-11-21T12:00Z") from error
+        raise InputError(f"{what}: invalid time {text[:40]}; such as 2026-11-21 or 2026-11-21T12:00Z") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+    unix_ns = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+    if unix_ns < 0:
+        raise InputError(f"{what}: must be after 1970 (value {text[:40]})")
+    return unix_ns
+
+
+def _unix_ns(side: str, text: str) -> int:
+    return parse_time(f"side '{side}'", text)

@@ -95,6 +95,8 @@ ROUTES = (
     Route("/v1/top-vms", "TopVms", "The VMs with the greatest mean or maximum of a metric over a time"),
     Route("/v1/data-health", "GetDataHealth",
           "What the lake has by day, which hosts send nothing, and which are held back"),
+    Route("/v1/facts", "GetFacts", "What a VM, with its host and last changes, or a host is, or was at a time", (404,)),
+    Route("/v1/vm-facts", "ListFacts", "What the VMs of a host or project are, or were at a time"),
 )
 # fmt: on
 
@@ -153,13 +155,20 @@ def to_json(message: Message) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
-        if field.is_repeated:
+        if _is_map(field):
+            found[field.name] = dict(value)
+        elif field.is_repeated:
             found[field.name] = [_json_value(field, one) for one in value]
         elif field.has_presence and not message.HasField(field.name):
             found[field.name] = None
         else:
             found[field.name] = _json_value(field, value)
     return found
+
+
+def _is_map(field: Any) -> bool:
+    """Whether it is a map; all here are of texts by texts."""
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
 def _json_value(field: Any, value: Any) -> Any:
@@ -282,14 +291,16 @@ def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:
     schemas[message.name] = {}  # while those within it are made
     properties = {}
     for field in message.fields:
-        if field.message_type is not None:
+        if field.message_type is not None and not _is_map(field):
             _add_schema(schemas, field.message_type)
         schema = _schema(field, is_parameter=False)
-        if field.is_repeated:
+        if _is_map(field):
+            schema = {"type": "object", "additionalProperties": {"type": "string"}}
+        elif field.is_repeated:
             schema = {"type": "array", "items": schema}
         elif field.message_type is not None:
             schema = {"oneOf": [schema, {"type": "null"}]}
-        elif field.has_presence:
+        elif field.has_presence and schema["type"] != ["number", "null"]:
             schema = {**schema, "type": [schema["type"], "null"]}
         note = notes().get((message.name, field.name))
         properties[field.name] = {**schema, "description": note} if note else schema
@@ -306,6 +317,6 @@ def notes() -> dict[tuple[str, str], str]:
         for line in resources.files("whitepanda.v1").joinpath(name).read_text(encoding="utf-8").splitlines():
             if begun := re.match(r"message (\w+)", line):
                 message = begun[1]
-            elif field := re.match(r"\s+[\w. ]+ (\w+) = \d+;\s*// (.*)", line):
+            elif field := re.match(r"\s+[\w. <>,]+ (\w+) = \d+;\s*// (.*)", line):
                 found[message, field[1]] = field[2]
     return found

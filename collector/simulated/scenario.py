@@ -14,6 +14,7 @@ from whitepanda.common.errors import ConfigError
 
 #: UUIDs of simulated VMs are made in this name space, so that the same scenario always has the same ones.
 _NAMESPACE = uuid.UUID("6f0a6f2c-6a4c-5d6e-9a2b-77686974651a")
+_MAX_GIB = 1 << 20
 _MAX_VCPUS = 288  # QEMU's own limit for most machine types
 _Limits = dict[str, tuple[float, float]]  # the lowest and highest value that is allowed, by name
 
@@ -172,6 +173,7 @@ def _problems(scenario: Scenario) -> Iterator[str]:
     yield from _each_between(
         "host.", host, {"step_s": (0.01, 60), "vm_cpus": (0, host.cpus), "system_cores": (0, host.cpus)}
     )
+    yield from _each_between("host.", host, {"memory_gib": (0, _MAX_GIB)}, above=True)
     yield from _each_between("noise.", scenario.noise, {"load_std": (0, 2)})
     yield from _each_between("noise.", scenario.noise, {"correlation_s": (0, 1e6)}, above=True)
     if not scenario.vms:
@@ -200,7 +202,8 @@ def _vm_problems(key: str, vm: VmSpec) -> Iterator[str]:
     limits: _Limits = {"vcpus": (1, _MAX_VCPUS), "cpi": (0.05, 100), "cpi_noise_std": (0, 2), "sensitivity": (0, 100)}
     per_core = ("cache_mib", "memory_gib_per_s", "disk_mib_per_s", "network_mib_per_s")
     limits |= {f"{name}_per_core": (0, 1e5) for name in per_core}
-    yield from _each_between(f"{key}.", vm, limits | {"start_s": (0, math.inf)})
+    limits |= {"start_s": (0, math.inf), "memory_gib": (0, _MAX_GIB), "quota_cores": (0, _MAX_VCPUS)}
+    yield from _each_between(f"{key}.", vm, limits)
     yield from _each_between(f"{key}.", vm, {"stop_s": (vm.start_s, math.inf), "restart_gap_s": (0, 1e6)}, above=True)
     yield from _each_between(f"{key}.", vm, {"multiplexing_ratio": (0, 1)})
     if list(vm.restarts_s) != sorted(set(vm.restarts_s)) or any(not vm.start_s < at for at in vm.restarts_s):

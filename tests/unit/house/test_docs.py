@@ -16,6 +16,7 @@ from central.config import CentralConfig
 from central.ingest import tls_rejections
 from central.ingest.quotas import OVER_QUOTA_REPORTS
 from central.validation.events import EVENT_REASONS
+from central.validation.facts import FACT_REASONS
 from central.validation.metric_reasons import BAD_REASON
 from central.validation.rows import BATCH_REASONS, ROW_REASONS, VALUE_REASONS
 from central.validation.triggers import TRIGGER_REASONS
@@ -148,7 +149,8 @@ def reason_codes() -> dict[str, set[str]]:
             *EVENT_REASONS,
             *TRIGGER_REASONS,
             BAD_REASON,
-            *("trigger_backlog_full", "over_quota_events", OVER_QUOTA_REPORTS),
+            *FACT_REASONS,
+            *("facts_backlog_full", "trigger_backlog_full", "over_quota_events", OVER_QUOTA_REPORTS),
         },
         "handshakes": {name for name, _, _ in tls_rejections.REASONS},
         "http": set(connections.REASONS),

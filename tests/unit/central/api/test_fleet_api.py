@@ -26,6 +26,7 @@ from central.cli import antagonists
 from central.cli._fleet_client import asking, explained
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from central.config import BuildSection
+from central.facts.store import FactStore
 from central.incidents.store import IncidentStore, StoreError
 from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal.tables import HostRecord, Submission
@@ -33,6 +34,7 @@ from central.journal.writer import Journal
 from central.lake.schema import SAMPLES
 from central.lake.segments import Lake, segment_stem
 from central.validation.events import EventRow
+from central.validation.facts import FactRow
 from central.validation.triggers import TriggerRow
 from central.web.grpc_services import Doorkeeper, handlers
 from whitepanda.common import cli
@@ -561,3 +563,126 @@ async def test_events_come_page_by_page_the_last_first(served):
     assert "begin again without it" in details
     status = await served.ask("GetFleetStatus", fleet_pb2.GetFleetStatusRequest())
     assert status.accepted_events == 5
+
+
+UUIDS = [f"57500000-0000-4000-8000-00000000000{n}" for n in range(4)]
+
+
+def _take_facts(served):
+    """A VM that grows and moves; two VMs of a name; hosts."""
+    s = 10**9
+
+    def vm(at_s, host="h1", uuid=UUIDS[0], **facts):
+        message = agent_pb2.VmFacts(unix_ns=at_s * s, vm=uuid, **({"name": "shop-1", "project": "red"} | facts))
+        return FactRow(host, uuid, at_s * s, message.SerializeToString())
+
+    def node(host, cpus):
+        message = agent_pb2.HostFacts(
+            unix_ns=s,
+            cpus=cpus,
+            memory_bytes=64 << 30,
+            caches=[agent_pb2.CacheDomain(cpus=cpus, size_bytes=32 << 20)],
+            network_cards=[agent_pb2.NetworkCard(name="eth0", bits_per_s=25 * 10**9), agent_pb2.NetworkCard(name="b")],
+            disks=[agent_pb2.DiskFacts(name="sda", size_bytes=2 * 10**12, rotational=False)],
+            labels={"rack": "r1"},
+        )
+        return FactRow(host, "", s, message.SerializeToString())
+
+    sizes = {"vcpus": 2, "memory_bytes": 4 << 30, "cpu_quota_cores": 1.5}
+    rows = [vm(100, **sizes), vm(200, **sizes | {"vcpus": 4}), vm(300, gone=True), vm(290, "h2", vcpus=4)]
+    rows += [vm(10, uuid=uuid, name="twin", project=uuid[-1]) for uuid in UUIDS[1:3]]
+    FactStore(served.incidents).take([*rows, node("h1", 8), node("h2", 16)])
+
+
+async def test_facts_at_a_time(served):
+    _take_facts(served)
+
+    def ask(at_s=0, **what):
+        return served.ask("GetFacts", fleet_pb2.GetFactsRequest(at_unix_ns=at_s * 10**9, **what))
+
+    then = await ask(150, vm=UUIDS[0])
+    assert (then.vm.host, then.vm.facts.vcpus, then.vm.facts.unix_ns, then.vm.until_unix_ns) == (
+        "h1", 2, 100 * 10**9, 200 * 10**9,
+    )  # fmt: skip
+    assert not then.vm.facts.numa_nodes
+    assert [(one.host, one.facts.vcpus) for one in then.versions] == [("h2", 4), ("h1", 4), ("h1", 2)]
+    assert then.host.facts.cpus == 8
+    for what in (UUIDS[0], "SHOP-1"):
+        moved = await ask(2**33, vm=what) if what == UUIDS[0] else await ask(295, vm=what)
+        assert (moved.vm.host or "gone", len(moved.versions)) == ("gone" if what == UUIDS[0] else "h2", 3)
+    assert (await ask(295, host="h2")).host.facts.cpus == 16
+    late = fleet_pb2.GetFactsRequest(vm=UUIDS[0], at_unix_ns=2**64 - 1)
+    assert (await served.refusal("GetFacts", late))[0] == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "says"),
+    [
+        ({}, "INVALID_ARGUMENT", "vm must be given, or host, and not both"),
+        ({"vm": "a", "host": "b"}, "INVALID_ARGUMENT", "vm must be given, or host, and not both"),
+        ({"vm": "nobody"}, "NOT_FOUND", "no facts are known of 'nobody' at that time"),
+        ({"host": "%"}, "NOT_FOUND", "no facts are known of '%' at that time"),
+        ({"vm": "twin"}, "INVALID_ARGUMENT", f"2 VMs are named 'twin': {UUIDS[1]}, {UUIDS[2]}; give the UUID"),
+        ({"vm": "x" * 5000}, "INVALID_ARGUMENT", "vm must be at most "),
+    ],
+)
+async def test_facts_of_nobody(served, what, code, says):
+    _take_facts(served)
+    found, details = await served.refusal("GetFacts", fleet_pb2.GetFactsRequest(**what))
+    assert (found, details[: len(says)]) == (code, says)
+
+
+async def test_facts_of_a_project_in_pages(served):
+    _take_facts(served)
+    seen, token = [], ""
+    while True:
+        request = fleet_pb2.ListFactsRequest(page_size=2, page_token=token, at_unix_ns=295 * 10**9)
+        answer = await served.ask("ListFacts", request)
+        seen.append([(one.host, one.facts.vm) for one in answer.vms])
+        token = answer.next_page_token
+        if not token:
+            break
+    assert seen == [[("h1", UUIDS[0]), ("h1", UUIDS[1])], [("h1", UUIDS[2]), ("h2", UUIDS[0])]]
+    red = await served.ask("ListFacts", fleet_pb2.ListFactsRequest(project="red", host="h2", at_unix_ns=295 * 10**9))
+    assert [one.facts.name for one in red.vms] == ["shop-1"]
+    assert (await served.refusal("ListFacts", fleet_pb2.ListFactsRequest(page_size=1001)))[0] == "INVALID_ARGUMENT"
+
+
+async def test_the_command_line_shows_facts(served, capsys, monkeypatch):
+    _take_facts(served)
+    files = served.certificates["operator"]
+    tls = ["--ca", files.ca, "--cert", files.certificate, "--key", files.key]
+
+    async def run(*words):
+        line = ["whitepanda", "fleet", "facts", *words, "--central", f"127.0.0.1:{served.port}", *map(str, tls)]
+        monkeypatch.setattr(sys, "argv", line)
+
+        def call():
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+            return ended.value.code
+
+        return await asyncio.to_thread(call), capsys.readouterr()
+
+    code, shown = await run("shop-1", "--at", "1970-01-01T00:02:30Z")
+    assert code == 0, shown.err
+    assert "VM shop-1 on h1, from 1970-01-01 00:01:40 until 1970-01-01 00:03:20" in shown.out
+    for text in (
+        "1.5 cores",
+        "4 GiB",
+        "eth0 25 Gbit/s, b (no link)",
+        "sda 2,000 GB SSD",
+        "rack=r1",
+        "32 MiB of 8 CPUs",
+    ):
+        assert text in shown.out
+    code, shown = await run("h2", "--at", "1970-01-01T00:02:30Z", "--json")
+    assert json.loads(shown.out)["host"]["facts"]["cpus"] == 16
+    for words, code, says in (
+        (["nobody"], 3, "no facts are known of 'nobody'"),
+        (["h2", "--at", "yesterday"], 3, "--at: invalid time yesterday"),
+        (["h2", "--at", "1960-01-01"], 3, "--at: must be after 1970"),
+    ):
+        ended, shown = await run(*words)
+        assert ended == code, words
+        assert says in shown.err

@@ -190,3 +190,20 @@ def test_what_is_kept_of_metadata_is_bounded():
     assert meta["meta:" + "n" * 64] == "t" * 512
     assert meta["meta:k30"] == "v30"
     assert facts["nova:flavor"] == "lab.mixed"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("262144", 262144 * 1024),
+        ("0", None),
+        ("-1", None),
+        ("x", None),
+        ("", None),
+        (str(2**60), None),
+        ("1" * 5000, None),
+    ],
+)
+def test_the_memory_of_a_guest(text, size):
+    found = parse_status(re.sub(rb"<memory unit='KiB'>\d+<", f"<memory unit='KiB'>{text}<".encode(), REAL.read_bytes()))
+    assert found.memory_bytes == size

@@ -228,3 +228,24 @@ def test_disk_kind(filename, kind):
 def test_a_ring_of_block_devices_ends():
     text = "kvm -blockdev driver=raw,node-name=a,file=b -blockdev driver=raw,node-name=b,file=a -device x,drive=a,id=d"
     assert parse(text).disks == (DiskDevice("d", ""),)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("-m 768", 768 << 20),
+        ("-m 4G", 4 << 30),
+        ("-m 512m", 512 << 20),
+        ("-m size=2g,slots=4,maxmem=8G", 2 << 30),
+        ("-m 1024 -m 2048", 2 << 30),
+        ("", None),
+        ("-m 0", None),
+        ("-m -4", None),
+        ("-m \u0664G", None),
+        ("-m 99999999999999999G", None),
+        ("-m G", None),
+    ],
+)
+def test_the_memory_of_a_guest(text, size):
+    line = "\0".join(["/usr/bin/kvm", *text.split(), ""]).encode()
+    assert parse_command_line(line).memory_bytes == size
