@@ -139,8 +139,7 @@ class Daemon:
             self._running_metrics(),
             asyncio.TaskGroup() as tasks,
         ):
-            loops = [self._tick_loop(), self._feed_watchdog(), self._facts.run()]
-            running = [tasks.create_task(loop) for loop in loops]
+            running = [tasks.create_task(one) for one in (self._tick_loop(), self._feed_watchdog(), self._facts.run())]
             # Objects of the start stay, and samples are freed by reference counts. Walking all of them for cycles
             # would cost as much as sampling at 1,000 VMs.
             gc.collect()

@@ -32,6 +32,7 @@ facts = sa.Table(
     sa.Index("facts_by_seen", "seen_unix_ns"),
 )
 _c = facts.c
+_later = facts.alias("later")
 _SHOWN_VERSIONS = 100
 _FOUND_AT_MOST = 1000
 _PRUNED_AT_ONCE = 500
@@ -134,19 +135,9 @@ def find(connection: sa.Connection, text: str, limit: int) -> list[VmRecord]:
     is_equal = sa.or_(*(column == wanted for column in columns))
     begins = sa.or_(*(column.startswith(wanted, autoescape=True) for column in columns))
     rank = sa.case((is_equal, 0), (begins, 1), else_=2)
-    newest = (
-        sa.select(_c.host, _c.vm, sa.func.max(_c.from_unix_ns).label("newest"))
-        .where(_c.vm != "", ~_c.gone)
-        .group_by(_c.host, _c.vm)
-        .subquery()
-    )
-    ended = sa.select(sa.func.min(_later.c.from_unix_ns)).where(
-        _later.c.host == _c.host, _later.c.vm == _c.vm, _later.c.from_unix_ns > _c.from_unix_ns
-    )
     found = (
-        sa.select(_c.host, _c.payload, _c.from_unix_ns, sa.func.coalesce(ended.scalar_subquery(), 0))
-        .join(newest, (newest.c.host == _c.host) & (newest.c.vm == _c.vm) & (newest.c.newest == _c.from_unix_ns))
-        .where(has)
+        sa.select(_c.host, _c.payload, _c.from_unix_ns, sa.func.coalesce(_ended(), 0))
+        .where(_c.vm != "", ~_c.gone, has, ~_is_followed(~_later.c.gone))
         .order_by(rank, _c.from_unix_ns.desc(), _c.host, _c.vm)
     )
     return [vm_record(*row) for row in connection.execute(found.limit(min(limit, _FOUND_AT_MOST)))]
@@ -162,9 +153,6 @@ def prune(connection: sa.Connection, before_unix_ns: int) -> int:
     return len(keys)
 
 
-_later = facts.alias("later")
-
-
 def _at(
     connection: sa.Connection,
     unix_ns: int,
@@ -173,19 +161,23 @@ def _at(
     limit: int,
 ) -> list[tuple[str, bytes, int, int]]:
     """Return (host, payload, from, until) of what held at a time, of VMs and hosts with `conditions`."""
-    newest = (
-        sa.select(_c.host, _c.vm, sa.func.max(_c.from_unix_ns).label("newest"))
-        .where(*conditions, _c.from_unix_ns <= unix_ns)
-        .group_by(_c.host, _c.vm)
-        .subquery()
-    )
-    ended = sa.select(sa.func.min(_later.c.from_unix_ns)).where(
-        _later.c.host == _c.host, _later.c.vm == _c.vm, _later.c.from_unix_ns > _c.from_unix_ns
-    )
     held = (
-        sa.select(_c.host, _c.payload, _c.from_unix_ns, sa.func.coalesce(ended.scalar_subquery(), 0))
-        .join(newest, (newest.c.host == _c.host) & (newest.c.vm == _c.vm) & (newest.c.newest == _c.from_unix_ns))
+        sa.select(_c.host, _c.payload, _c.from_unix_ns, sa.func.coalesce(_ended(), 0))
+        .where(*conditions, _c.from_unix_ns <= unix_ns, ~_is_followed(_later.c.from_unix_ns <= unix_ns))
         .where(~_c.gone, *then)
         .order_by(_c.host, _c.vm)
     )
     return [(host, payload, begun, until) for host, payload, begun, until in connection.execute(held.limit(limit))]
+
+
+def _after() -> sa.ColumnElement[bool]:
+    """The later versions of a row's VM or host."""
+    return sa.and_(_later.c.host == _c.host, _later.c.vm == _c.vm, _later.c.from_unix_ns > _c.from_unix_ns)
+
+
+def _is_followed(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    return sa.exists().where(_after(), condition).correlate(facts)
+
+
+def _ended() -> sa.ScalarSelect[Any]:
+    return sa.select(sa.func.min(_later.c.from_unix_ns)).where(_after()).correlate(facts).scalar_subquery()

@@ -177,7 +177,7 @@ async def test_a_failing_analysis_costs_only_itself_and_is_logged_once(config, m
 
 
 def test_each_part_that_can_fail_says_what_follows():
-    code = (ROOT / "agent" / "daemon.py").read_text()
+    code = "".join((ROOT / "agent" / name).read_text() for name in ("daemon.py", "facts/changes.py"))
     named = set(re.findall(r'(?:guard|note|kept_running)\("(.+?)"', code))
     assert named | {CLOUD_WHITE, f"start of {CLOUD_WHITE}"} == EFFECTS.keys()
 

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from agent.config import WindowClass, WindowsSection
 from agent.sampling.windows import CpiWindow
-from agent.uplink.batches import encode
+from agent.uplink.batches import encode, pieces, problem_of
 from agent.uplink.outgoing import Outgoing
 from collector.base import Reason
 from whitepanda.common.protocol import or_nan
 from whitepanda.common.window_columns import BY_NUMBER
+from whitepanda.v1 import agent_pb2
 
 
 def window(**changes):
@@ -133,3 +134,16 @@ def test_every_column_has_a_value_per_row_and_none_is_lost(rows):
         for name, value in (("gips", gips), ("verdict", verdict)):
             expected = math.nan if isinstance(value, Reason) else value
             assert columns.get(name, [math.nan] * len(rows))[index] == pytest.approx(expected, nan_ok=True)
+
+
+def test_facts_go_along_once_with_the_first_batch():
+    vm, host = agent_pb2.VmFacts(vm="u1", vcpus=2), agent_pb2.HostFacts(cpus=8)
+    made = [
+        agent_pb2.CpiBatch.FromString(data)
+        for _, _, data in pieces([[window()], [window()]], "s", 1, 10**6, [vm, host])
+    ]
+    assert [list(batch.vm_facts) for batch in made] == [[vm], []]
+    assert [batch.HasField("host_facts") for batch in made] == [True, False]
+    assert made[0].host_facts == host
+    assert not problem_of(vm)
+    assert not problem_of(host)
