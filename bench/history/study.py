@@ -26,13 +26,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
 from central.history.queries import METRICS, Scope
 from central.history.reader import FleetHistory
-from central.lake.duckdb_connection import bounded
+from central.lake.duckdb_connection import bounded, connect
 from central.lake.schema import SAMPLES
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import DAY_NS, Lake, day_of, segment_stem
@@ -218,8 +217,7 @@ def main() -> None:
 
 def plain(folder: Path, kind: str, name: str, metrics: tuple[str, ...], until: int) -> object:
     """Ask DuckDB for the same over all files."""
-    with duckdb.connect(config={"threads": 2}) as connection:
-        connection.execute("SET enable_progress_bar = false")
+    with connect(threads=2) as connection:
         rows = f"read_parquet('{folder}/samples/*/*.parquet')"
         if kind == "top":
             query = (

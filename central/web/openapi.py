@@ -103,8 +103,6 @@ ROUTES = (
     Route("/v1/silences/{id}/end", "EndSilence", "End a silence before its time", (404, 413, 415), "POST"),
     Route("/v1/audit", "ListAudit", "Who acknowledged, noted and silenced what, the last first"),
     Route("/v1/suspect-jobs", "ListSuspectJobs", "How often, and on how many hosts, a job was suspected first", (404,)),
-    Route("/v1/facts", "GetFacts", "What a VM or host was at a time, and a VM's last versions", (404,)),
-    Route("/v1/facts/vms", "ListFacts", "The VMs that were there at a time, as they were then"),
     Route("/v1/vms", "ListFleetVms", "VMs that run, filtered and sorted"),
     Route("/v1/search", "Search", "VMs, hosts, jobs and projects by a part of a name; also VMs that are gone"),
     Route("/v1/vms/{vm}/history", "GetVmHistory", "Windows, events and incidents of a VM over at most a day", (404,)),

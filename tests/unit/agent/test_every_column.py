@@ -13,6 +13,8 @@ from agent.antagonists.decide_victims import Decisions
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection, JobRule, WindowsSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
+from agent.facts.changes import FactChanges
+from agent.failures import Failures
 from agent.recording.replay import RecordedRows
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.source_threads import Slots
@@ -117,7 +119,10 @@ def simulated(folder: Path) -> tuple[list[CpiWindow], list[Report]]:
         windows += pipeline.process(Inputs(clock.mono, [source.sample()], troubles))
         cloud_white.tick(pipeline.table, pipeline.host_rates, clock.mono, clock.unix)
         decisions.tick(pipeline.table, clock.mono, clock.unix)
-    return decisions.with_verdicts(windows), list(decisions.events.take())
+    changes = FactChanges(AgentConfig(AgentSection(state_dir=str(folder))), clock, Failures(lambda: None, clock))
+    facts = changes.of_vms(pipeline.table, clock.mono + 90 * S, clock.unix)
+    facts += changes.of_host(agent_pb2.HostFacts(cpus=32), clock.mono, clock.unix)
+    return decisions.with_verdicts(windows), [*decisions.events.take(), *facts]
 
 
 def in_control_groups(folder: Path) -> list[CpiWindow]:

@@ -25,7 +25,8 @@ def test_the_shipped_file_has_every_section_and_true_defaults():
     shown = tomllib.loads(re.sub(r"(?m)^#(?=[a-z_]+ = )", "", text))
     left_out = {"sources", "sources.simulated"}  # of no use on a hypervisor
     for name, kind in _sections(AgentConfig):
-        assert name in left_out or f"\n[{name}]" in text, name
+        has_settings = any(not isinstance(value, msgspec.Struct) for value in msgspec.structs.astuple(kind()))
+        assert name in left_out or not has_settings or f"\n[{name}]" in text, name
         section = shown
         for key in name.split("."):
             section = section.get(key, {})

@@ -32,7 +32,7 @@ export async function load(ask, { what, parameters }) {
     ask("v1/host-timeline", { host: what, ...times, points: 2 }),
     askSeries(ask, { hosts: [what] }, [...new Set([...metrics, ...TOTALS.map(([name]) => name)])], shown),
     unlessUnknown(ask("v1/facts", { host: what, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
-    parameters.project ? ask("v1/facts/vms", { host: what, project: parameters.project, page_size: 1000 }) : null,
+    parameters.project ? ask("v1/vm-facts", { host: what, project: parameters.project, page_size: 1000 }) : null,
   ]);
   if (ours) narrow(host, series, new Set(ours.vms.map((each) => each.facts.vm)));
   const open = host.incidents.find((i) => i.open);

@@ -146,7 +146,7 @@ def config(tmp_path):
             libvirt=LibvirtSection(uri="qemu+ssh://libvirtuser:hunter2@rack7-node3/system?keyfile=/k"),
             ovs=OvsSection(database="ssl:ovn-sb.acmebank.example:6640,tcp:[fd12:3456::1]:6640"),
         ),
-        UplinkSection(
+        uplink=UplinkSection(
             "central.acme.example:7443",
             "whitepanda.acme.example",
             TlsFiles(str(tls / "ca.crt"), str(tls / "host.crt"), str(tls / "host.key")),
