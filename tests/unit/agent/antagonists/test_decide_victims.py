@@ -604,7 +604,7 @@ class Views:
         titles = [column.title for column in columns]
         self.table = {row[0].plain: dict(zip(titles, (c.plain for c in row), strict=True)) for row in rows}
         status = self.state.host()
-        self.footer = "\n".join(line.plain for line in vms_command._footer(self.answer, status))
+        self.footer = "\n".join(line.plain for line in vms_command._footer(self.answer, status, "now"))
         snapshots = tuple(VmSnapshot(v.identity, v.job, RATES, decision=host.it.vm(v.identity.uuid)) for v in views)
         page = render(Snapshot(HOST, snapshots))[0].decode()
         self.samples = {}
