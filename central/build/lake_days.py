@@ -53,8 +53,8 @@ class LakeDays:
     def roll_up(self, check: Callable[[], None], before: LeftOut) -> tuple[list[BuildDay], LeftOut]:
         """Return the days that count, and how many are `build.days` or more older than the newest one.
 
-        `check` is called before each day and raises if the build is to end; a change of what is too old since `before`
-        is logged. LakeError: a segment is damaged. OSError: one cannot be read.
+        `check` is called before each day and within it, and raises if the build is to end; a change of what is too old
+        since `before` is logged. LakeError: a segment is damaged. OSError: one cannot be read.
         """
         segments: dict[date, list[Segment]] = {}
         for segment in self.lake.segments():
@@ -73,7 +73,7 @@ class LakeDays:
                 check()
                 manifest = manifests.get(each)
                 if each in segments and not self._waits(each, max(found), manifest):
-                    manifest = self.slots.roll_up(each, connection)
+                    manifest = self.slots.roll_up(each, connection, check)
                 if manifest is not None:
                     name = digest(*words, *(part.slots for part in manifest.parts))
                     days.append(BuildDay(each, name, manifest, self.states.folder(each, name)))

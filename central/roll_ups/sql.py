@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,12 +105,14 @@ def write_part(
     merged: list[tuple[str, str]],
     slot_ns: int,
     files: tuple[Path, Path],
+    check: Callable[[], None],
     without: Sequence[str] = (),
 ) -> tuple[int, int]:
     """Write the slots and batches of new segments, with those of `merged` parts. Returns windows and duplicates.
 
     Rows of the machines in `without` are left out. If journals share a batch, or an older part has it (`old_batches`),
-    it counts once (`central.lake.replica_copies`); rows of one batch and day are in one segment.
+    it counts once (`central.lake.replica_copies`); rows of one batch and day are in one segment. `check` is called
+    before each chunk of slots: a large day takes longer than a lease.
     """
     columns = (
         "host, spool_id, sequence, start_unix_ns, duration_ns, machine, vm, job, platform, latency_sensitive, "
@@ -144,6 +146,7 @@ def write_part(
     sums = ", ".join(f"{added_up(name)} AS {name}" for name in SUMS)
     with pq.ParquetWriter(files[0], SLOTS, **_FILE) as writer:
         for chunk in _chunks(connection, older, slot_ns):
+            check()
             query = (
                 f"SELECT {', '.join(KEYS)}, {sums} FROM ({rows}) WHERE {chunk} GROUP BY {', '.join(KEYS)} ORDER BY ALL"
             )

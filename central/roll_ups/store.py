@@ -15,7 +15,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -127,11 +127,13 @@ class SlotStore:
         names = [entry.name for entry in self._lake.objects.entries(self.folder(day)) if entry.name.endswith(".json")]
         return max(names, default=None)
 
-    def roll_up(self, day: date, connection: duckdb.DuckDBPyConnection) -> SlotManifest | None:
+    def roll_up(
+        self, day: date, connection: duckdb.DuckDBPyConnection, check: Callable[[], None] = lambda: None
+    ) -> SlotManifest | None:
         """Roll up what is new of a day and return its newest manifest; None for a day without samples.
 
         A window that comes late is in a later part. If memory is short for all segments, fewer are rolled up at a time,
-        and parts are not merged.
+        and parts are not merged. `check` is called as the work goes on, to renew the lease, and raises if it is to end.
 
         LakeError: segments are damaged or of another version of central; or the lake's rolls are not in order. OSError:
         the lake cannot be read or written. What was rolled up before stays.
@@ -144,7 +146,7 @@ class SlotStore:
                 return before
             some = new[:at_once]
             try:
-                done = self._add(day, before, some, connection, is_short=is_short)
+                done = self._add(day, before, some, connection, check, is_short=is_short)
             except FileExistsError:
                 tries += 1  # another builder was quicker; it may have rolled up the very same segments
             except Exception as error:
@@ -254,6 +256,7 @@ class SlotStore:
         before: SlotManifest | None,
         new: list[Segment],
         connection: duckdb.DuckDBPyConnection,
+        check: Callable[[], None],
         *,
         is_short: bool,  # of memory
     ) -> SlotManifest:
@@ -270,7 +273,7 @@ class SlotStore:
             files = commit.draft(slots), commit.draft(batches)
             older = [part.batches for part in old], merged
             counted, duplicates, left_out = self._written(
-                connection, new, older, files, may_leave_out_for_memory=is_short and len(new) == 1
+                connection, new, older, files, check, may_leave_out_for_memory=is_short and len(new) == 1
             )
             part = SlotPart(
                 slots=slots,
@@ -311,6 +314,7 @@ class SlotStore:
         new: list[Segment],
         before: tuple[list[str], Sequence[SlotPart]],
         files: tuple[Path, Path],
+        check: Callable[[], None],
         *,
         may_leave_out_for_memory: bool,
     ) -> tuple[int, int, list[str]]:
@@ -319,7 +323,7 @@ class SlotStore:
         def write(without: Sequence[str] = ()) -> tuple[int, int]:
             batches, merged = before
             names = [(part.slots, part.batches) for part in merged]
-            return write_part(connection, self._lake, new, batches, names, self._slot_ns, files, without)
+            return write_part(connection, self._lake, new, batches, names, self._slot_ns, files, check, without)
 
         try:
             return (*write(), [])

@@ -35,13 +35,14 @@ class HttpFuzzer:
         """A path that there is, its parameters with values that nobody means; some twice."""
         path, operations = self.random.choice(_PATHS)
         pairs = []
-        for parameter in operations["get"].get("parameters", ()):
+        method, operation = self.random.choice(tuple(operations.items()))
+        for parameter in operation.get("parameters", ()):
             value = quote(self.value(), safe="")
             if parameter["in"] == "path":
                 path = path.replace(f"{{{parameter['name']}}}", value)
             elif self.random.random() < 0.4:
                 pairs += [f"{parameter['name']}={value}"] * self.random.choice((1, 1, 1, 2, 40))
-        return self.get(f"{path}?{'&'.join(pairs)}")
+        return self.get(f"{path}?{'&'.join(pairs)}", method=method.upper())
 
     def value(self) -> str:
         if self.random.random() < 0.7:

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from central.build import panda_state
 from central.lake import checksums
 from central.lake.errors import LakeError
+from central.lake.lease import FencedError
 from central.lake.objects import Folder
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, segment_stem
+from central.roll_ups import sql
 from central.roll_ups import store as slots
 from central.roll_ups.compaction import compact_day, remove_superseded
 from central.roll_ups.retention import drop_samples
@@ -258,6 +260,31 @@ def test_a_roll_up_that_fails_at_any_step_is_done_again(tmp_path, connection, mo
     assert store.roll_up(DAY, connection).samples == 12
     assert_same(found(lake), expected(lake))
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_the_lease_is_renewed_between_the_chunks_of_a_day_and_its_loss_ends_the_work(
+    tmp_path, connection, monkeypatch
+) -> None:
+    lake, store = Lake(tmp_path), SlotStore(Lake(tmp_path), SLOT_NS)
+    for number in range(4):
+        rows = [dict(row, machine=f"machine-{number}", duration_ns=10**10) for row in batch(number + 1)]
+        lake.write_segment(pa.Table.from_pylist(rows, SAMPLES), segment_stem(ORIGINS[0], "0badcafe", number + 1))
+    monkeypatch.setattr(sql, "_CHUNK_ROWS", 0)  # one machine at a time
+    checks = []
+
+    def check() -> None:
+        checks.append(True)
+        if len(checks) == 3:
+            raise FencedError("overtaken")
+
+    with pytest.raises(FencedError):
+        store.roll_up(DAY, connection, check)
+    assert not list((tmp_path / "slots").rglob("*.*"))  # neither a manifest nor a draft
+    checks += [True] * 3
+    manifest = store.roll_up(DAY, connection, check)
+    assert len(checks) == 3 + 3 + 4
+    assert manifest.samples == sum(segment.rows for segment in lake.segments())
+    assert_same(found(lake), expected(lake))
 
 
 def test_two_builders_at_once_count_once(tmp_path, connection, monkeypatch) -> None:
