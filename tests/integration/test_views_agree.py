@@ -60,10 +60,15 @@ async def by_command(asking: list[str]) -> Said:
 
 async def by_page(page: Watched) -> Said:
     """The rows of the overview's list of who suffers now."""
-    labels = await page.page.locator("#overview-open-scroll thead th").all_inner_texts()
-    host, suspect = (next(at for at, text in enumerate(labels) if name in text) for name in ("Host", "First"))
+    folded = page.page.locator("#now-all")
+    if await folded.count():  # rows after the eighth; they stay unfolded
+        await folded.click()
+    labels = await page.page.locator("#now-scroll thead th").all_inner_texts()
+    host, suspect = (
+        next(at for at, text in enumerate(labels) if text.startswith(name)) for name in ("On", "Because of")
+    )
     said = {}
-    for row in await page.page.locator("#overview-open-scroll tbody tr").all():
+    for row in await page.page.locator("#now-scroll tbody tr").all():
         cells = await row.locator("th, td").all_inner_texts()
         if len(cells) > suspect:
             said[cells[host].strip()] = cells[suspect].split(" of job ")[0].strip().removesuffix("nobody")
