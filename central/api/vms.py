@@ -63,11 +63,13 @@ async def _parts(context: Context) -> dict[str, Part]:
     """Return who suffers, and who is suspected first, in open incidents: victims take precedence."""
     store, history = context.history.store, context.history
     found: dict[str, Part] = {}
-    for incident in await history.ask(store.open_now, history.open_since_unix_ns, limit=_MOST_OPEN):
+    is_open = await history.ask(store.open_now, history.open_since_unix_ns, limit=_MOST_OPEN)
+    now = await history.ask(store.victims_now, [incident.id for incident in is_open])
+    for incident in is_open:
         since, number = incident.first_unix_ns, incident.id
         if incident.HasField("suspect"):
             found.setdefault(incident.suspect.vm, Part(agent_pb2.BEHAVIOUR_INFLICTING, number, since))
-        for vm in (*incident.victims, *((incident.slowest_now,) if incident.HasField("slowest_now") else ())):
+        for vm in now.get(number, ()):
             slow_down = vm.slow_down if vm.HasField("slow_down") else None
             found[vm.vm] = Part(agent_pb2.BEHAVIOUR_VICTIM, number, since, slow_down)
     return found
