@@ -185,6 +185,7 @@ class Context:
         self.lake_totals = SharedAnswer(LakeTotals(lake).count, _REST)
         self.listed = VmList(())
         self.listed_of: Running | None = None  # made of an answer of `recent`
+        self.listing: asyncio.Task[None] | None = None  # makes a newer one
         self.recent = RecentVms(
             lake, self.times, gone_s=section.gone_s, refresh_s=section.refresh_s, clock_unix_ns=clock_unix_ns
         )

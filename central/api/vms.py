@@ -10,6 +10,7 @@ from central.api.overview import last_running
 from central.api.requests import read_page, read_top, wrong_field
 from central.incidents.store import IncidentQuery
 from central.vms.listing import ORDERS, Part, VmEntry, VmList, Wanted, best_first, entry
+from whitepanda.common import log
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 if TYPE_CHECKING:
@@ -26,16 +27,30 @@ async def _listed(context: Context) -> VmList:
     known = last_running(context)
     if known is None:
         known = await context.drawing.read_lake("which VMs run now", context.recent.read, "try again in a while")
-    if context.listed_of is not known:
-        context.listed = await context.history.ask(_made, context, known)
-        context.listed_of = known
+    if context.listed_of is None:
+        await _make(context, known)
+    elif context.listed_of is not known and (context.listing is None or context.listing.done()):
+        # Nobody waits for a newer list while there is one.
+        context.listing = asyncio.create_task(_make_later(context, known), name="the list of VMs")
     return context.listed
+
+
+async def _make(context: Context, running: Running) -> None:
+    context.listed = await context.history.ask(_made, context, running)
+    context.listed_of = running
+
+
+async def _make_later(context: Context, running: Running) -> None:
+    try:
+        await _make(context, running)
+    except Exception as error:  # noqa: BLE001 - no caller waits for this task: logged here, or never
+        log.get("api").warning("the list of VMs stays as it was", error=f"{type(error).__name__}: {error}")
 
 
 def _made(context: Context, running: Running) -> VmList:
     """Make the list; projects are those of facts. Blocks."""
     names, now = context.registry.vm_names, context.clock_unix_ns()
-    projects = {each.vm: each.project for each in context.facts.vms_at(now, limit=_MOST_VMS) if each.project}
+    projects = context.facts.projects_at(now, limit=_MOST_VMS)
     return VmList(
         [
             entry(row["vm"], names.get(row["vm"], row["machine"]), projects.get(row["vm"], ""), row)
@@ -48,11 +63,13 @@ async def _parts(context: Context) -> dict[str, Part]:
     """Return who suffers, and who is suspected first, in open incidents: victims take precedence."""
     store, history = context.history.store, context.history
     found: dict[str, Part] = {}
-    for incident in await history.ask(store.open_now, history.open_since_unix_ns, limit=_MOST_OPEN):
+    is_open = await history.ask(store.open_now, history.open_since_unix_ns, limit=_MOST_OPEN)
+    now = await history.ask(store.victims_now, [incident.id for incident in is_open])
+    for incident in is_open:
         since, number = incident.first_unix_ns, incident.id
         if incident.HasField("suspect"):
             found.setdefault(incident.suspect.vm, Part(agent_pb2.BEHAVIOUR_INFLICTING, number, since))
-        for vm in (*incident.victims, *((incident.slowest_now,) if incident.HasField("slowest_now") else ())):
+        for vm in now.get(number, ()):
             slow_down = vm.slow_down if vm.HasField("slow_down") else None
             found[vm.vm] = Part(agent_pb2.BEHAVIOUR_VICTIM, number, since, slow_down)
     return found

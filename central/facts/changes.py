@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from central.facts.tables import facts
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-_FIRST_NS = 60 * 10**9  # after a host's first facts, in which its VMs are new to central and not started
+_FIRST_NS = 30 * 10**9  # after a host's first facts, in which its VMs are new to central and not started
 _MOVE_NS = 3600 * 10**9  # between the reports of the two hosts of a migration
 #: Field, words, unit and its size.
 _LIMITS: tuple[tuple[Any, str, str, int], ...] = (

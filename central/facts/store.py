@@ -40,6 +40,10 @@ class FactStore:
         ask = partial(tables.vms_at, unix_ns=unix_ns, vm=vm, host=host, project=project, after=after, limit=limit)
         return self._database.read(ask)
 
+    def projects_at(self, unix_ns: int, *, limit: int) -> dict[str, str]:
+        """Return the projects of the VMs that were there at a time, by UUID; those without one are left out."""
+        return self._database.read(lambda connection: tables.projects_at(connection, unix_ns, limit))
+
     def vms_of(self, projects: Sequence[str], since_unix_ns: int, until_unix_ns: int, limit: int) -> list[str]:
         """Return the UUIDs of the VMs that were of one of some projects at some time in [since, until), in order."""
         return self._database.read(

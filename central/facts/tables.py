@@ -91,6 +91,18 @@ def vms_at(
     return [vm_record(*row) for row in _at(connection, unix_ns, conditions, then, limit)]
 
 
+def projects_at(connection: sa.Connection, unix_ns: int, limit: int) -> dict[str, str]:
+    """Return the projects of the VMs that were there at a time, by UUID; those without one are left out."""
+    held = (
+        sa.select(_c.vm, _c.payload)
+        .where(_c.vm != "", _c.project != "", ~_c.gone, _c.from_unix_ns <= unix_ns)
+        .where(~_is_followed(_later.c.from_unix_ns <= unix_ns), _c.seen_unix_ns >= unix_ns - _KNOWN_FOR_NS)
+        .order_by(_c.from_unix_ns)
+    )
+    # The column has them in lower case.
+    return {vm: agent_pb2.VmFacts.FromString(payload).project for vm, payload in connection.execute(held.limit(limit))}
+
+
 def vms_of(
     connection: sa.Connection, projects: Iterable[str], since_unix_ns: int, until_unix_ns: int, limit: int
 ) -> list[str]:

@@ -84,6 +84,12 @@ def _suspects(row: sa.Row[Any], vms: list[fleet_pb2.IncidentVm]) -> list[fleet_p
 
 def _slowest_now(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, fleet_pb2.IncidentVm]:
     """Return the slowest victim in the last report of each of these incidents."""
+    found = victims_now(connection, numbers)
+    return {number: min(vms, key=_slowest_first) for number, vms in found.items()}
+
+
+def victims_now(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, list[fleet_pb2.IncidentVm]]:
+    """Return the victims in the last report of each of these incidents."""
     i, r = tables.incidents.c, tables.reports.c
     last = sa.select(r.incident, r.payload).join(tables.incidents, (i.id == r.incident) & (i.last_unix_ns == r.unix_ns))
     found: dict[int, list[fleet_pb2.IncidentVm]] = defaultdict(list)
@@ -93,4 +99,4 @@ def _slowest_now(connection: sa.Connection, numbers: Sequence[int]) -> dict[int,
             found[number].append(
                 fleet_pb2.IncidentVm(vm=v.vm, name=v.name, job=v.job, peak=v.n_cpi, slow_down=slow_down)
             )
-    return {number: min(vms, key=_slowest_first) for number, vms in found.items()}
+    return found

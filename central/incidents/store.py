@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from central.incidents import changes, people, silences, tables
-from central.incidents.messages import incident_messages
+from central.incidents.messages import incident_messages, victims_now
 from central.incidents.tables import METADATA
 from central.incidents.totals import count_open, open_counts, read_totals, whole_sum
 from whitepanda.common.errors import UnavailableError
@@ -191,6 +191,7 @@ class IncidentStore:
 
     find = _reads(_find)
     open_now = _reads(_open_now)
+    victims_now = _reads(victims_now)
     get = _reads(_get)
     names = _reads(_names)
     count_open = _reads(count_open)

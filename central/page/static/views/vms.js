@@ -27,7 +27,7 @@ const behaviour = (vm) => (vm.behaviour === "victim" ? state("open", "suffers") 
 const COLUMNS = [
   { label: "VM", order: "name", value: (vm) => vm.name || vm.vm, cell: (vm) => vmLink(vm) },
   { label: "Now", order: "behaviour", numeric: false, value: (vm) => vm.behaviour, cell: behaviour },
-  { label: "Slow-down", order: "slow_down", value: (vm) => vm.slow_down?.ratio, cell: (vm) => (vm.behaviour === "victim" ? slowDown(vm.slow_down) : ""), numeric: true, hint: "the worst in the open incident" },
+  { label: "Slow-down", order: "slow_down", value: (vm) => vm.slow_down?.ratio, cell: (vm) => (vm.behaviour === "victim" ? slowDown(vm.slow_down) : ""), numeric: true, hint: "in the last report of its host" },
   { label: "Incident", value: (vm) => vm.incident || null, cell: (vm) => (vm.incident ? h("span", null, incidentLink(vm.incident), ", ", time(vm.since_unix_ns)) : "") },
   { label: "Job", order: "job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
   { label: "Project", order: "project", value: (vm) => vm.project, cell: (vm) => (vm.project ? link("/vms", vm.project, { project: vm.project }) : "") },
