@@ -404,6 +404,7 @@ class Daemon:
             section, self._hello, spool, self._on_coefficients, windows=self._config.windows, refusals=self._refusals
         )
         self.state.uplink = uplink.view
+        self._facts.connections = lambda: uplink.connections
         try:
             async with self._failures.kept_running("uplink", uplink.run):
                 yield
