@@ -36,7 +36,6 @@ from collector.inventory.numa import llc_domains
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
-from whitepanda.common.texts import counted
 from whitepanda.common.tls import OwnCertificate
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ class Daemon:
                 self._events_due_ns = now_ns + 2 * round(max(self._config.window_lengths_s) * 1e9)
                 self._submit(windows)
             if windows:
-                self._notify_status()
+                sdnotify.notify("STATUS=" + self.state.status_line())
             counters.duration_ns = self._clock.mono_ns() - now_ns
             # Only now: this thread no longer needs the interpreter. A source that hangs delays others a quarter tick.
             self._slots.kick_in_turn()
@@ -210,15 +209,6 @@ class Daemon:
             if self._clock.mono_ns() <= self.state.schedule.due_ns + round(interval_s * 1e9):
                 sdnotify.notify("WATCHDOG=1")
             await asyncio.sleep(interval_s / 2)
-
-    def _notify_status(self) -> None:
-        views = self._slots.views()
-        bad = [f"{view.name} {view.state}" for view in views if view.state not in {"available", "off"}]
-        uplink = self.state.uplink()
-        parts = [counted(len(self.state.pipeline.table), "VM"), *bad]
-        if uplink.state != "off":
-            parts.append(f"central {uplink.state}, {uplink.spooled_batches} batches spooled")
-        sdnotify.notify("STATUS=" + "; ".join(parts))
 
     # --- sinks: none of them stops the tick ---
 
@@ -404,6 +394,7 @@ class Daemon:
             section, self._hello, spool, self._on_coefficients, windows=self._config.windows, refusals=self._refusals
         )
         self.state.uplink = uplink.view
+        self._facts.connections = lambda: uplink.connections
         try:
             async with self._failures.kept_running("uplink", uplink.run):
                 yield

@@ -17,6 +17,7 @@ from agent.sampling.vms import Vm
 from collector.base import Reason, VmIdentity
 from collector.inventory.coverage import source_of
 from whitepanda.common.messages import message_of
+from whitepanda.common.texts import counted
 from whitepanda.v1 import host_pb2
 
 if TYPE_CHECKING:
@@ -117,6 +118,15 @@ class AgentState:
             coefficient_version=self.analysis.coefficient_version if self.analysis else 0,
             mn_cpi=self.analysis.mn_cpi if self.analysis else None,
         )
+
+    def status_line(self) -> str:
+        """Return how many VMs there are and what does not work, for the service manager."""
+        views, uplink = self.pipeline.slots.views(), self.uplink()
+        bad = [f"{view.name} {view.state}" for view in views if view.state not in {"available", "off"}]
+        parts = [counted(len(self.pipeline.table), "VM"), *bad]
+        if uplink.state != "off":
+            parts.append(f"central {uplink.state}, {uplink.spooled_batches} batches spooled")
+        return "; ".join(parts)
 
     def vms(self) -> list[Vm]:
         """Return all VMs now, by name."""

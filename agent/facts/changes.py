@@ -1,7 +1,12 @@
-"""Which facts are new since they were last sent. All are sent again once a day: central may have lost them."""
+"""Which facts are new since they were last sent.
+
+Central may have lost them: each is sent again once a day, and within an hour of a new stream. A VM's UUID says when in
+the day or hour, so that they do not come all at once.
+"""
 
 import asyncio
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from agent.clock import Clock
@@ -17,6 +22,7 @@ from whitepanda.v1 import agent_pb2
 _READ_NS = 3600 * 10**9  # how often the host's files are read
 _LOOP_S = 10.0
 _AGAIN_NS = 86_400 * 10**9
+_AFTER_STREAM_NS = 3600 * 10**9
 _GONE_AFTER_NS = 60 * 10**9  # a source that hangs for a moment makes no VM go
 _WAIT_NS = 60 * 10**9  # for a new VM's control group to be read, so that its quota is no second version
 _NUMA_NS = 3600 * 10**9  # memory that the kernel moves between nodes makes no version more often
@@ -46,6 +52,10 @@ class FactChanges:
         self._host_ns = 0
         self._started_ns = clock.mono_ns()
         self._clock_offset_ns = clock.unix_ns() - self._started_ns
+        #: How many streams to central there were, from the uplink.
+        self.connections: Callable[[], int] = int
+        self._connections = 0
+        self._stream_ns = self._started_ns
 
     async def run(self) -> None:
         """Read the host's facts now and every hour; keep on disk which VMs were sent. In a thread, both."""
@@ -64,12 +74,16 @@ class FactChanges:
     @property
     def is_host_new(self) -> bool:
         """Whether facts of the host wait, also where it has no VMs for a minute: these say who manages it."""
-        is_known = bool(self._vms) or self._clock.mono_ns() - self._started_ns >= _WAIT_NS
-        return self._read is not None and self._host is None and is_known
+        mono_ns = self._clock.mono_ns()
+        self._watch_stream(mono_ns)
+        is_known = bool(self._vms) or mono_ns - self._started_ns >= _WAIT_NS
+        is_due = self._host is None or self._is_again("", self._host_ns, mono_ns)
+        return self._read is not None and is_due and is_known
 
     def take(self, vms: Iterable[Vm]) -> list[agent_pb2.VmFacts | agent_pb2.HostFacts]:
         """Return what has changed since the last call; everything after the clock was set to another time."""
         mono_ns, unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
+        self._watch_stream(mono_ns)
         if abs(unix_ns - mono_ns - self._clock_offset_ns) > _JUMP_NS:
             self._host = None
             for sent in self._vms.values():
@@ -78,7 +92,7 @@ class FactChanges:
         return [*self.of_vms(vms, mono_ns, unix_ns), *self.of_host(self._read, mono_ns, unix_ns)]
 
     def of_vms(self, vms: Iterable[Vm], mono_ns: int, unix_ns: int) -> list[agent_pb2.VmFacts]:
-        """Return the facts of VMs that are new, changed, gone for a minute, or were not sent for a day."""
+        """Return the facts of VMs that are new, changed, gone for a minute, or are sent again."""
         new = []
         waiting = dict[str, int]()
         for vm in vms:
@@ -93,7 +107,7 @@ class FactChanges:
                     if sent is not None:
                         sent.seen_ns = mono_ns
                     continue
-            elif not _is_due(sent, key, mono_ns):
+            elif not self._is_again(uuid, sent.mono_ns, mono_ns) and not _has_changed(sent, key, mono_ns):
                 sent.seen_ns = mono_ns
                 continue
             self._vms[uuid] = _Sent(key, mono_ns, mono_ns)
@@ -103,27 +117,36 @@ class FactChanges:
         return new + [message_from(self._vms.pop(uuid).key, unix_ns, gone=True) for uuid in gone]
 
     def of_host(self, facts: agent_pb2.HostFacts | None, mono_ns: int, unix_ns: int) -> list[agent_pb2.HostFacts]:
-        """Return the host's facts if they are new or were not sent for a day. None: they are not read yet."""
+        """Return the host's facts if they are new or are sent again. None: they are not read yet."""
         manager = self._manager() or (self._host.manager if self._host else "")
         if facts is None or (not manager and mono_ns - self._started_ns < _WAIT_NS):
             return []
         new = agent_pb2.HostFacts(manager=manager)
         new.MergeFrom(facts)
-        if new == self._host and mono_ns - self._host_ns < _AGAIN_NS:
+        if new == self._host and not self._is_again("", self._host_ns, mono_ns):
             return []
         self._host, self._host_ns = new, mono_ns
         sent = agent_pb2.HostFacts(unix_ns=unix_ns)
         sent.MergeFrom(new)
         return [sent]
 
+    def _watch_stream(self, mono_ns: int) -> None:
+        if (connections := self.connections()) != self._connections:
+            self._connections, self._stream_ns = connections, mono_ns
+
+    def _is_again(self, vm: str, sent_ns: int, mono_ns: int) -> bool:
+        """Whether a VM's time of the day has come since it was sent, or that of the hour since a stream began."""
+        place_ns = zlib.crc32(vm.encode()) * 64_000  # up to three days
+        if (mono_ns + place_ns) // _AGAIN_NS != (sent_ns + place_ns) // _AGAIN_NS:
+            return True
+        is_old = sent_ns < self._stream_ns
+        return is_old and (mono_ns + place_ns) // _AFTER_STREAM_NS != (self._stream_ns + place_ns) // _AFTER_STREAM_NS
+
     def _manager(self) -> str:
         managers = [sent.key.manager for sent in self._vms.values() if sent.key.manager]
         return max(sorted(set(managers)), key=managers.count, default="")
 
 
-def _is_due(sent: _Sent, key: VmKey, mono_ns: int) -> bool:
-    age_ns = mono_ns - sent.mono_ns
-    if age_ns >= _AGAIN_NS:
-        return True
-    has_moved = age_ns >= _NUMA_NS or not sent.key.numa_nodes
+def _has_changed(sent: _Sent, key: VmKey, mono_ns: int) -> bool:
+    has_moved = mono_ns - sent.mono_ns >= _NUMA_NS or not sent.key.numa_nodes
     return key != (sent.key if has_moved else sent.key._replace(numa_nodes=key.numa_nodes))

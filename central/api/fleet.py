@@ -7,21 +7,9 @@ from typing import Any
 
 import grpc
 
-from central.api import (
-    details,
-    facts,
-    history,
-    hosts,
-    incidents,
-    overview,
-    placement,
-    runtimes,
-    silences,
-    upgrades,
-    versions,
-    vms,
-)
+from central.api import details, facts, history, hosts, incidents, overview, silences, versions, vms
 from central.api.context import Context
+from central.api.decisions import placement, runtimes, upgrades
 from central.api.limits import QUEUED
 from central.api.requests import ApiError, check
 from whitepanda.common.protocol import ERROR_FIELD

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import typer
 from rich.console import RenderableType
 
-from central.cli._fleet_client import asking
-from central.cli._outputs import PICTURES, JsonOption, check_output, grid, report, short
+from central.cli.shared.fleet_client import asking
+from central.cli.shared.outputs import PICTURES, JsonOption, check_output, grid, report, short
 from central.plotting import history as figures
 from central.tables.csv_files import write_csv, write_table
 from central.web.openapi import to_json

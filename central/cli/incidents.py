@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.analysis.contention.normalised_cpi import is_cut
-from central.cli._fleet_client import ask_pages, asking
-from central.cli._outputs import CsvOption, JsonOption, grid, report, short
+from central.cli.shared.fleet_client import ask_pages, asking
+from central.cli.shared.outputs import CsvOption, JsonOption, grid, report, short
 from central.incidents.silences import described
 from central.incidents.words import found_by, named, slow_down_or_why
 from central.validation.triggers import first_suspect

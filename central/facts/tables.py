@@ -36,6 +36,7 @@ _later = facts.alias("later")
 _SHOWN_VERSIONS = 100
 _FOUND_AT_MOST = 1000
 _PRUNED_AT_ONCE = 500
+_SAME_TIME_NS = 1000  # changes with one time are kept this close behind each other
 #: Hosts say all facts again every day: a VM that nobody names for this long is not known to be there.
 _KNOWN_FOR_NS = 2 * 86_400 * 10**9
 
@@ -51,21 +52,28 @@ def _take(connection: sa.Connection, row: FactRow) -> int:
     said.unix_ns, said.is_received_time = 0, False
     digest = hashlib.blake2b(said.SerializeToString(deterministic=True), digest_size=16).digest()
     near = sa.select(facts).where(of)
-    before = connection.execute(near.where(_c.from_unix_ns <= row.unix_ns).order_by(_c.from_unix_ns.desc()).limit(1))
+    same_time = _c.from_unix_ns.between(row.unix_ns, row.unix_ns + _SAME_TIME_NS)
+    is_known = (_c.digest == digest) & (same_time | (_c.seen_unix_ns == row.unix_ns))
+    if connection.execute(near.where(is_known).limit(1)).first() is not None:
+        return 0
+    # A second change with the same time is later by a nanosecond.
+    newest = connection.scalar(sa.select(sa.func.max(_c.from_unix_ns)).where(of, same_time))
+    begun = row.unix_ns if newest is None else newest + 1
+    before = connection.execute(near.where(_c.from_unix_ns < begun).order_by(_c.from_unix_ns.desc()).limit(1))
     last = before.first()
-    if last is not None and (last.digest == digest or last.from_unix_ns == row.unix_ns):
-        if last.digest == digest and row.unix_ns > last.seen_unix_ns:
+    if last is not None and last.digest == digest:
+        if row.unix_ns > last.seen_unix_ns:
             at = of & (_c.from_unix_ns == last.from_unix_ns)
             connection.execute(facts.update().where(at).values(seen_unix_ns=row.unix_ns))
         return 0
-    after = connection.execute(near.where(_c.from_unix_ns > row.unix_ns).order_by(_c.from_unix_ns).limit(1)).first()
+    after = connection.execute(near.where(_c.from_unix_ns > begun).order_by(_c.from_unix_ns).limit(1)).first()
     if after is not None and after.digest == digest:  # the same began earlier than was known
         at = of & (_c.from_unix_ns == after.from_unix_ns)
-        connection.execute(facts.update().where(at).values(from_unix_ns=row.unix_ns))
+        connection.execute(facts.update().where(at).values(from_unix_ns=begun))
         return 0
     is_vm = bool(row.vm)
     texts = {name: getattr(said, name).lower() if is_vm else "" for name in ("name", "job", "project")}
-    values = {"host": row.host, "vm": row.vm, "from_unix_ns": row.unix_ns, "seen_unix_ns": row.unix_ns}
+    values = {"host": row.host, "vm": row.vm, "from_unix_ns": begun, "seen_unix_ns": row.unix_ns}
     gone = is_vm and said.gone
     connection.execute(facts.insert().values(**values, **texts, gone=gone, digest=digest, payload=row.payload))
     return 1

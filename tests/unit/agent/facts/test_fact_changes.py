@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -27,12 +28,12 @@ class Host:
         self.changes = FactChanges(config, self.clock, Failures(lambda: None, self.clock))
         self.vms: dict[str, SimpleNamespace] = {}
 
-    def set(self, uuid="u1", *, quota=None, nodes=(0,), cgroup=None, epoch="e1", **facts) -> None:
+    def set(self, vm="u1", *, quota=None, nodes=(0,), cgroup=None, epoch="e1", **facts) -> None:
         now = joined(1, epoch=epoch)
         counters = CgroupCounters(1, None, None, None, None, quota_cores=quota)
         placement = NumaPlacement(dict.fromkeys(nodes, 1 << 30), {0: 2})
-        self.vms[uuid] = SimpleNamespace(
-            identity=identity(uuid, epoch, **facts),
+        self.vms[vm] = SimpleNamespace(
+            identity=identity(vm, epoch, **facts),
             job="shop",
             owner="red",
             now=now._replace(
@@ -110,8 +111,8 @@ def test_all_are_sent_again_after_a_day_and_after_the_clock_jumped(host):
     host.set()
     host.changes._read = agent_pb2.HostFacts(cpus=8)
     assert len(host.sent()) == 2
-    assert host.sent(86_000) == []
-    assert len(host.sent(400)) == 2
+    within_a_day = [facts for _ in range(86_400 // 300) for facts in host.sent(300)]
+    assert sorted(type(facts).__name__ for facts in within_a_day) == ["HostFacts", "VmFacts"]
     for jump_s in (-7200, 7200):
         host.clock.unix += jump_s * S
         assert [facts.unix_ns for facts in host.sent()] == [host.clock.unix] * 2
@@ -119,12 +120,60 @@ def test_all_are_sent_again_after_a_day_and_after_the_clock_jumped(host):
     assert host.sent() == []
 
 
+def test_vms_are_sent_again_spread_over_the_day(host):
+    vms = [str(uuid.uuid5(uuid.NAMESPACE_OID, str(number))) for number in range(240)]
+    for vm in vms:
+        host.set(vm)
+    assert len(host.sent()) == 240
+    hours = [[facts.vm for facts in host.sent(3600)] for _ in range(24)]
+    assert sorted(vm for hour in hours for vm in hour) == sorted(vms)
+    assert max(len(hour) for hour in hours) < 30
+
+
+def test_all_are_sent_again_within_an_hour_of_a_new_stream_and_no_more_often(host):
+    connections = 1
+    host.changes.connections = lambda: connections
+    for number in range(100):
+        host.set(f"u{number}")
+    host.changes._read = agent_pb2.HostFacts(cpus=8)
+    host.sent()
+
+    def in_an_hour(*, streams: int) -> list:
+        nonlocal connections
+        found = []
+        for minute in range(60):
+            if streams and minute % (60 // streams) == 0:
+                connections += 1
+            found.append(host.sent(60))
+        return found
+
+    in_an_hour(streams=0)  # after the first stream
+    quiet = in_an_hour(streams=0)
+    assert sum(map(len, quiet)) < 20, "only those whose time of the day it is"
+    again = [*in_an_hour(streams=1), host.sent(60)]
+    assert {getattr(facts, "vm", "") for some in again for facts in some} == {"", *host.vms}
+    assert max(map(len, again)) < 20, "not all at once"
+    assert sum(map(len, in_an_hour(streams=12))) <= 120
+
+
+def test_a_host_without_vms_is_sent_again_after_a_new_stream(host):
+    host.changes._read = agent_pb2.HostFacts(cpus=8)
+    assert len(host.sent(61)) == 1
+    assert not host.changes.is_host_new
+    host.clock.advance(S)
+    host.changes.connections = lambda: 1
+    assert not host.changes.is_host_new
+    host.clock.advance(3600 * S)
+    assert host.changes.is_host_new
+    assert len(host.sent()) == 1
+
+
 def test_a_hosts_facts_have_the_manager_of_most_vms(host):
     host.changes._read = agent_pb2.HostFacts(cpus=8)
     assert not host.changes.is_host_new, "the VMs, which name it, are awaited"
     assert host.sent() == []
-    for uuid in ("u1", "u2"):
-        host.set(uuid)
+    for vm in ("u1", "u2"):
+        host.set(vm)
     *_, facts = host.sent()
     assert (facts.cpus, facts.manager) == (8, "libvirt")
     host.changes._read = agent_pb2.HostFacts(cpus=16)

@@ -50,6 +50,21 @@ def test_the_same_said_again_is_no_version(store):
     assert [one.from_unix_ns // S for one in store.history(VM)] == [50]
 
 
+def test_a_second_change_with_the_same_time_is_kept_and_said_again_is_no_third(store):
+    changes = [vm_row(100, vcpus=2), vm_row(100, vcpus=4), vm_row(100, vcpus=8), vm_row(200, vcpus=8)]
+    assert store.take(changes) == 3
+    assert store.take(changes) == 0
+    assert [(one.vcpus, one.from_unix_ns - 100 * S) for one in store.history(VM)] == [(8, 2), (4, 1), (2, 0)]
+    assert [one.vcpus for one in store.vms_at(101 * S)] == [8]
+
+
+def test_what_is_said_again_and_changes_with_the_same_time_is_the_change(store):
+    rows = [vm_row(100, vcpus=2), vm_row(200, vcpus=2), vm_row(200, vcpus=4)]
+    assert store.take(rows) == 2
+    assert store.take(rows) == 0
+    assert [one.vcpus for one in store.vms_at(201 * S)] == [4]
+
+
 def test_versions_in_any_order_are_the_same(store, tmp_path):
     rows = [vm_row(100, vcpus=2), vm_row(200, vcpus=4), vm_row(300, vcpus=2)]
     store.take(rows)
