@@ -54,6 +54,15 @@ class SkipPolicy:
             terminalreporter.write_line(f"SKIPPED IN CI, NOT LISTED in tests/skips.toml: {line}", red=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Lengthen the limits of tests that run at idle priority."""
+    patience = float(os.environ.get("WHITEPANDA_TEST_PATIENCE", "1"))
+    for item in items if patience != 1 else ():
+        limit = item.get_closest_marker("timeout")
+        if limit is not None:
+            item.add_marker(pytest.mark.timeout(limit.args[0] * patience), append=False)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("CI") == "true":
         config.pluginmanager.register(SkipPolicy(), "whitepanda-skip-policy")

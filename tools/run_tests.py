@@ -50,6 +50,8 @@ _COMPUTE = (
     ),
 )
 _IDLE = ("chrt", "--idle", "0")
+#: How many times longer their waits and limits are: whatever else runs on the machine takes all CPUs from them.
+_PATIENCE = {"WHITEPANDA_TEST_PATIENCE": "5"}
 _TESTS_FAILED = 1  # pytest's exit status
 
 
@@ -146,7 +148,7 @@ def _started(parts: Sequence[Sequence[str]], before: Sequence[str], place: _Plac
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 cwd=place.root,
-                env=place.environment | _ONE_THREAD,
+                env=place.environment | _ONE_THREAD | (_PATIENCE if before else {}),
             )
             stack.callback(_end, process)
             running.append((arguments, process, said))

@@ -1,11 +1,12 @@
 """Waiting for a condition: no test assumes how long something takes, it only gives up at last."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-LIMIT_S = 120.0
+LIMIT_S = 120.0 * float(os.environ.get("WHITEPANDA_TEST_PATIENCE", "1"))
 T = TypeVar("T")
 
 

@@ -132,7 +132,8 @@ def test_a_part_that_fails_fails_the_whole(tmp_path, capfd, texts, status):
 IDLE = (
     "import os, pathlib\n"
     "def test(tmp_path):\n"
-    "    pathlib.Path('idle.said').write_text(f'{os.sched_getscheduler(0)} {tmp_path.parent}')\n"
+    "    pathlib.Path('idle.said').write_text("
+    "f'{os.sched_getscheduler(0)} {tmp_path.parent} {os.environ[\"WHITEPANDA_TEST_PATIENCE\"]}')\n"
 )
 
 
@@ -154,8 +155,9 @@ def test_what_fails_alone_is_repeated_once_and_both_outcomes_are_said(tmp_path, 
         (tmp_path / name / f"test_{name}.py").write_text(text)
     assert run_tests.run([["a"]], ["b"], [["c"]], root=tmp_path) == status
     assert [len((tmp_path / f"{name}.said").read_text()) for name in ("busy", "calm")] == [2, 1]
-    scheduler, files = (tmp_path / "idle.said").read_text().split()
+    scheduler, files, patience = (tmp_path / "idle.said").read_text().split()
     assert int(scheduler) == os.SCHED_IDLE
+    assert float(patience) > 1
     assert len(files) <= len("/tmp/pytest-of-root/pytest-100")
     *_, parts, repeated = capfd.readouterr().out.splitlines()
     assert parts.endswith(f"exit statuses [0, 0, {status}]")
