@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from central.incidents import tables
+from central.incidents import grouping, tables
 from central.incidents.messages import incident_messages
 from central.incidents.tables import METADATA
 from central.incidents.totals import count_open, read_totals, whole_sum
@@ -197,8 +197,8 @@ class IncidentStore:
     count_open = _reads(count_open)
     suspect_jobs = _reads(_suspect_jobs)
     totals = _reads(read_totals)
-    take = _writes(tables.take)
-    prune = _writes(tables.prune)
+    take = _writes(grouping.take)
+    prune = _writes(grouping.prune)
 
     def __init__(self, url: str, folder: Path) -> None:
         self._writing = threading.Lock()  # SQLite has one writer and refuses others

@@ -13,8 +13,8 @@ M = TypeVar("M", bound=Message)
 def message_of(kind: type[M], value: object, **given: Any) -> M:
     """Make a message of a value: each field is what is given, else the value's attribute of that name.
 
-    Values within it become messages likewise. None is NaN in a double and absent elsewhere; so is what `value` lacks.
-    Reasons have the numbers of the protocol's.
+    Nested values become messages too. None becomes NaN in a double field; other fields stay unset, as do those that
+    `value` lacks. `Reason` members have the numbers of the protocol's enum.
     """
     return kind(**_fields(kind.DESCRIPTOR, value, given))
 
