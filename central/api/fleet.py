@@ -6,8 +6,9 @@ from typing import Any
 
 import grpc
 
-from central.api import details, hosts, incidents, overview, placement, runtimes, upgrades, versions
+from central.api import details, hosts, incidents, overview, versions
 from central.api.context import Context
+from central.api.decisions import placement, runtimes, upgrades
 from central.api.limits import QUEUED
 from central.api.requests import ApiError, check
 from whitepanda.common.protocol import ERROR_FIELD

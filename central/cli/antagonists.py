@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from central.cli._fleet_client import ask_pages, asking
-from central.cli._outputs import JsonOption, grid, report, say_warning, short
+from central.cli.shared.fleet_client import ask_pages, asking
+from central.cli.shared.outputs import JsonOption, grid, report, say_warning, short
 from central.traces.evaluation import Truth, evaluate_trace
 from central.traces.fit import fit_trace
 from central.traces.protocol import LEAST_MACHINES

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 
 from agent.analysis.degradation.model import parse
-from central.cli._outputs import JsonOption, check_output, grid, provenance, report, say_warning
+from central.cli.shared.outputs import JsonOption, check_output, grid, provenance, report, say_warning
 from central.degradation.evaluate import evaluate_as_is, evaluate_refitted
 from central.degradation.fit import RULE_SIGNALS, FitOptions, inputs_of
 from central.degradation.glm import summary_tables

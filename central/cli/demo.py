@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from central.cli._outputs import JsonOption
+from central.cli.shared.outputs import JsonOption
 from central.demo.outcome import Outcome
 from central.demo.run import Demo
 from central.demo.show import LiveShow, PlainShow, Show, print_next_step, print_outcome, print_where

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from central.cli._fleet_client import asking
-from central.cli._fleet_tables import comparison_json, comparison_shown, drawn_shown, plan_shown
-from central.cli._outputs import (
+from central.cli.shared.fleet_client import asking
+from central.cli.shared.fleet_tables import comparison_json, comparison_shown, drawn_shown, plan_shown
+from central.cli.shared.outputs import (
     PICTURES,
     TABLES,
     JsonOption,

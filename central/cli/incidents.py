@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.analysis.contention.normalised_cpi import is_cut
-from central.cli._fleet_client import ask_pages, asking
-from central.cli._outputs import JsonOption, grid, report, short
+from central.cli.shared.fleet_client import ask_pages, asking
+from central.cli.shared.outputs import JsonOption, grid, report, short
 from central.incidents.words import found_by, named, slow_down_or_why
 from central.validation.triggers import first_suspect
 from central.web.openapi import to_json

@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import typer
 
-from central.cli._outputs import JsonOption, check_lake, report, say
+from central.cli.shared.outputs import JsonOption, check_lake, report, say
 from central.lake import duckdb_connection
 from central.lake.lease import UNREADABLE, Lease, lease_problem
 from central.lake.segments import Lake

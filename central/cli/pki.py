@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from central.cli._outputs import grid, report, say
+from central.cli.shared.outputs import grid, report, say
 from central.pki import CA_DAYS, LEAF_DAYS, REVOKED, CertificateInfo, describe, issue, make_ca, renew, revoke
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import CERTIFICATE_WARN_DAYS, TlsFiles

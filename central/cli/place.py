@@ -8,8 +8,8 @@ import numpy as np
 import typer
 from rich.console import RenderableType
 
-from central.cli._fleet_client import asking
-from central.cli._outputs import PICTURES, JsonOption, check_output, grid, report
+from central.cli.shared.fleet_client import asking
+from central.cli.shared.outputs import PICTURES, JsonOption, check_output, grid, report
 from central.placement.explain import explained
 from central.placement.fleet import RULES, Hosts
 from central.placement.plots import plot_added

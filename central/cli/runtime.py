@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from central.cli._outputs import (
+from central.cli.shared.outputs import (
     PICTURES,
     TABLES,
     JsonOption,
@@ -18,7 +18,7 @@ from central.cli._outputs import (
     report,
     say_warning,
 )
-from central.cli._runtime_tables import measures_shown, neighbours_shown
+from central.cli.shared.runtime_tables import measures_shown, neighbours_shown
 from central.lake.segments import Lake
 from central.plotting.runtimes import plot_maps, plot_measures
 from central.runtimes.checkpoint import Checkpoint

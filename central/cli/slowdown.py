@@ -9,7 +9,7 @@ import numpy as np
 import typer
 from rich.console import RenderableType
 
-from central.cli._outputs import PICTURES, TABLES, JsonOption, check_output, grid, people_console, report
+from central.cli.shared.outputs import PICTURES, TABLES, JsonOption, check_output, grid, people_console, report
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
 from central.placement.pairs import DFACTOR, EXTENDED, HeldOut, Measured, hold_out, read_pairs, read_rows_to_predict

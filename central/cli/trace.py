@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from central.cli._outputs import JsonOption, grid, report
+from central.cli.shared.outputs import JsonOption, grid, report
 from central.traces.generator.presets import PRESETS, preset
 from central.traces.generator.settings import changed, knobs
 from central.traces.generator.write import synthesise

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
-from central.cli import _fleet_tables, _outputs
 from central.cli import fleet as command
+from central.cli.shared import fleet_tables, outputs
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS, Lake, segment_stem
 from whitepanda.common import cli
@@ -25,7 +25,7 @@ def run(capsys, monkeypatch):
 
     def call(*arguments, width=120):
         monkeypatch.setattr(sys, "argv", ["whitepanda", "fleet", *map(str, arguments)])
-        for module in (_fleet_tables, _outputs):
+        for module in (fleet_tables, outputs):
             monkeypatch.setattr(module, "console", PlainConsole(width=width))
         monkeypatch.setattr(cli, "errors", PlainConsole(stderr=True, width=200))
         monkeypatch.setattr(cli, "build", _app)

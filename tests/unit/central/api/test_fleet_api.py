@@ -23,7 +23,7 @@ from central.authorisation.roles import Access
 from central.build.builder import Builder
 from central.build.status import LeftOut
 from central.cli import antagonists
-from central.cli._fleet_client import asking, explained
+from central.cli.shared.fleet_client import asking, explained
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from central.config import BuildSection
 from central.incidents.store import IncidentStore, StoreError

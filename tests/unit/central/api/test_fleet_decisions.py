@@ -176,13 +176,13 @@ async def test_wrong_questions_get_one_line(asked, local):  # noqa: F811
 
 
 async def test_too_many_tasks_and_a_damaged_lake(asked, monkeypatch):
-    monkeypatch.setattr("central.api.upgrade_answers._MAX_TASKS", 79)
+    monkeypatch.setattr("central.api.decisions.upgrade_answers._MAX_TASKS", 79)
     request = fleet_pb2.PlanObservationRequest(margin_percent=1, until_unix_ns=2 * DAY_NS)
     with pytest.raises(ApiError) as caught:
         await asked.fleet.answer("PlanObservation", request)
     assert caught.value.code == grpc.StatusCode.NOT_FOUND
     assert str(caught.value).startswith("side 'jobs': more than 79 tasks; take a shorter time or fewer hosts")
-    monkeypatch.setattr("central.api.upgrade_answers._MAX_TASKS", 80)
+    monkeypatch.setattr("central.api.decisions.upgrade_answers._MAX_TASKS", 80)
     assert (await asked.fleet.answer("PlanObservation", request)).jobs_without_spread == 0
     segment = asked.fleet.lake.segments()[0].path
     segment.write_bytes(segment.read_bytes()[:-1] + b"x")
@@ -195,7 +195,7 @@ async def test_an_option_of_the_command_line_is_a_field_of_the_request(asked, mo
     def refused(*_arguments):
         raise FieldError("min_coverage", "0.9: too much")
 
-    monkeypatch.setattr("central.api.upgrade_answers.compare_sides", refused)
+    monkeypatch.setattr("central.api.decisions.upgrade_answers.compare_sides", refused)
     with pytest.raises(ApiError) as caught:
         await asked.fleet.answer("CompareSides", fleet_pb2.CompareSidesRequest())
     assert (caught.value.code, caught.value.field) == (grpc.StatusCode.INVALID_ARGUMENT, "min_coverage")

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.build.engine import Engine
-from central.cli import _outputs, antagonists
+from central.cli import antagonists
+from central.cli.shared import outputs
 from central.traces import fit
 from central.traces.evaluation import ORACLE
 from central.traces.methods import METHODS
@@ -412,9 +413,9 @@ def test_the_fits_table_is_whole_on_a_narrow_terminal(monkeypatch, capsys, width
     }
     counts = {"read": 1, "used": 1, "rejected": {}, "unusable_cpi": 0, "without_cpi": 0, "first": {}}
     summary = {"top": [row], "rows": counts, "jobs": 1, "task_slots": 1, "machine_slots": 1, "last_day": 4}
-    for module in (antagonists, _outputs):
+    for module in (antagonists, outputs):
         monkeypatch.setattr(module, "console", PlainConsole(width=width))
-    _outputs.report(summary, antagonists._fit_shown({**summary, "out": "a.parquet", "seconds": 1.0}), json=False)
+    outputs.report(summary, antagonists._fit_shown({**summary, "out": "a.parquet", "seconds": 1.0}), json=False)
     text = capsys.readouterr().out
     assert "…" not in text
     for cell in ("coefficient", "std. error", "task slots", "mean CPI", "std CPI", "-0.0001234", "1,234,567"):

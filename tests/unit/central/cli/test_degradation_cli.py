@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent.analysis.degradation.model import group_key, parse
-from central.cli import _outputs
+from central.cli.shared import outputs
 from central.degradation import evaluate
 from central.degradation.fit import FitOptions, Rival, inputs_of
 from central.degradation.model_selection import fit_model, folds_of, held_out, scenario_sets
@@ -40,7 +40,7 @@ FIT = (
 def run(capsys, monkeypatch, *arguments):
     """The exit code, standard output and standard error of `whitepanda degradation ...`."""
     monkeypatch.setattr(sys, "argv", ["whitepanda", "degradation", *map(str, arguments)])
-    monkeypatch.setattr(_outputs, "console", PlainConsole(width=120))
+    monkeypatch.setattr(outputs, "console", PlainConsole(width=120))
     code = 0
     try:
         cli.main()

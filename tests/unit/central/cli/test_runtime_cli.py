@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central.cli import _outputs
 from central.cli import runtime as command
-from central.cli._outputs import people_console
+from central.cli.shared import outputs
+from central.cli.shared.outputs import people_console
 from central.runtimes.model import read_model
 from central.runtimes.predict import parse_epsilons
 from central.runtimes.tables import read_rows
@@ -32,7 +32,7 @@ def _needs_jax():
 def run(capsys, monkeypatch, *arguments):
     """The exit code, standard output and standard error of `whitepanda runtime ...`."""
     monkeypatch.setattr(sys, "argv", ["whitepanda", "runtime", *map(str, arguments)])
-    monkeypatch.setattr(_outputs, "console", PlainConsole(width=160))
+    monkeypatch.setattr(outputs, "console", PlainConsole(width=160))
     code = 0
     try:
         cli.main()
@@ -99,7 +99,7 @@ def model(study):
     """A fitted model's file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["whitepanda", "runtime", *map(str, fit_arguments(study, study / "model"))])
-        patch.setattr(_outputs, "console", PlainConsole(file=io.StringIO()))
+        patch.setattr(outputs, "console", PlainConsole(file=io.StringIO()))
         with pytest.raises(SystemExit, match="0"):
             cli.main()
     return study / "model"
@@ -422,7 +422,7 @@ def test_an_evaluation_fits_80_columns_and_names_shares_by_their_digits(study, m
     assert code == 0
     assert list(json.loads(out)["co_runners"]["1"]["bounds"]) == ["0.1", "0.05"]
     monkeypatch.setattr(sys, "argv", ["whitepanda", "runtime", *map(str, arguments)])
-    monkeypatch.setattr(_outputs, "console", PlainConsole(file=(text := io.StringIO()), width=80))
+    monkeypatch.setattr(outputs, "console", PlainConsole(file=(text := io.StringIO()), width=80))
     with pytest.raises(SystemExit, match="0"):
         cli.main()
     table = text.getvalue()

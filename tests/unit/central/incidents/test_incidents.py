@@ -19,8 +19,8 @@ from agent.analysis.advice import recommendations
 from agent.analysis.advice.actions import recommend
 from agent.uplink.messages import recommendation_message
 from central.api.context import mark_open
-from central.cli import _outputs
 from central.cli import incidents as incidents_cli
+from central.cli.shared import outputs
 from central.config import IncidentsSection
 from central.incidents import store as incident_store
 from central.incidents import tables
@@ -738,7 +738,7 @@ def test_piped_tables_are_whole_and_a_narrow_terminal_keeps_who_and_how_much(ans
     (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith(vm["name"]))
     assert "1.90x [1.60, 2.20]" in line
     terminal = PlainConsole(force_terminal=True, color_system=None, width=90)
-    for module in (incidents_cli, _outputs):
+    for module in (incidents_cli, outputs):
         monkeypatch.setattr(module, "console", terminal)
     incidents_cli.list_("h:1", **FILES)
     _, line, *_ = (x for x in capsys.readouterr().out.splitlines() if "NO" in x or "node0001" in x)

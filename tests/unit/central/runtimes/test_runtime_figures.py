@@ -11,9 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from central.cli import _outputs, runtime
-from central.cli._outputs import report
-from central.cli._runtime_tables import measures_shown
+from central.cli import runtime
+from central.cli.shared import outputs
+from central.cli.shared.outputs import report
+from central.cli.shared.runtime_tables import measures_shown
 from central.models.pitot import Members, Shape
 from central.models.pitot_bounds import Difficulty
 from central.plotting.runtimes import plot_maps, plot_measures
@@ -156,7 +157,7 @@ RESULT = {
 
 def test_measures_are_bars_in_a_terminal_of_80_columns(monkeypatch):
     text = io.StringIO()
-    monkeypatch.setattr(_outputs, "console", PlainConsole(file=text, width=80))
+    monkeypatch.setattr(outputs, "console", PlainConsole(file=text, width=80))
     report(RESULT, measures_shown(RESULT), json=False)
     errors, _, bars = text.getvalue().split("Error by number of co-runners")[1].partition("Coverage less")
     assert "█" * 14 in errors and "█" * 7 + " " in errors

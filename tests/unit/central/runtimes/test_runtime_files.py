@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central.cli._outputs import TABLES, check_output
+from central.cli.shared.outputs import TABLES, check_output
 from central.degradation.runs import Table
 from central.models.pitot import ALONE, Rows
 from central.runtimes.evaluate import measure

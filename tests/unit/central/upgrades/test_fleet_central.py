@@ -47,7 +47,7 @@ async def test_a_comparison_is_reported_as_from_the_lake(ask, lake, tmp_path, mo
     assert (there[0], there[2], plot.read_bytes()[:4]) == (0, "", b"\x89PNG")
     assert rounded(there[1]) == rounded(here[1])
     assert rounded(here[1])["jobs_in_all"] == 2
-    monkeypatch.setattr("central.api.upgrade_answers._MAX_JOBS", 1)
+    monkeypatch.setattr("central.api.decisions.upgrade_answers._MAX_JOBS", 1)
     assert "2 jobs in all, of which central sends the 1 heaviest" in (await ask("compare", *sides))[1]
 
 

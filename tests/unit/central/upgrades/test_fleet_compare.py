@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central.cli import _fleet_tables
+from central.cli.shared import fleet_tables
 from central.plotting.figures import bar, signed_bar
 from tests.support.fleet_cli import rows_file, write
 
@@ -31,7 +31,7 @@ def test_compare_reports_the_difference_and_what_it_is_of(run, tmp_path) -> None
         assert max(map(len, out.split("fleet:")[0].splitlines())) <= width
     code, _, err = run("compare", now, now)
     assert code == 0 and "warning: CURRENT and NEW are the same file" in err
-    shown = [_fleet_tables._percents(share) for share in (-1e-9, 0.0, 1e-9, -0.012)]
+    shown = [fleet_tables._percents(share) for share in (-1e-9, 0.0, 1e-9, -0.012)]
     assert shown == ["+0.00", "+0.00", "+0.00", "-1.20"]
     n = found["jobs"][0]["instances"]
     assert f"{n['current']:,}/{n['new']:,} " in out

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from central.cli._outputs import grid
+from central.cli.shared.outputs import grid
 from central.models.wsmeter import Comparison, Interval
 from central.plotting.figures import bar, signed_bar
 from central.upgrades.draw import Drawn

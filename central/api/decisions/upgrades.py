@@ -29,7 +29,7 @@ async def _run(context: Context, ask: Callable[[Any], Answer]) -> Answer:
     """Ask the answers' module, in the worker."""
 
     def answer() -> Answer:
-        from central.api import upgrade_answers  # noqa: PLC0415 - scipy costs memory
+        from central.api.decisions import upgrade_answers  # noqa: PLC0415 - scipy costs memory
 
         return ask(upgrade_answers)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from central.cli._outputs import grid
+from central.cli.shared.outputs import grid
 from central.plotting.figures import bar, signed_bar
 from central.runtimes.embeddings import Neighbours
 
