@@ -41,9 +41,10 @@ _LONG = ("--timeout", "1500", "--durations", "40", "--durations-min", "8")
 _DEBS = "WHITEPANDA_TEST_DEBS"  # a folder in which the parts leave packages for each other: they take a minute to build
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of random name is made in it
 _ROOM_BYTES = 8 << 30
+_CAMPAIGNS = "tests/unit/agent/calibrate"  # measures latencies, as no other unit test does
 #: Two parts whose long tests only compute.
 _COMPUTE = (
-    ("tests/unit",),
+    ("tests/unit", f"--ignore={_CAMPAIGNS}"),
     (
         "tests/bench",
         *(f"tests/integration/test_{name}.py" for name in ("google_replay", "openapi", "swan_degradation")),
@@ -69,9 +70,9 @@ def long_parts() -> tuple[list[list[str]], list[str], list[list[str]]]:
     """Return the same of the long tests, and those that only compute: they take the time that `alone` leaves."""
     folder = ROOT / "tests" / "integration"
     first = sorted(str(path.relative_to(ROOT)) for name in _FIRST for path in folder.rglob(f"test_{name}.py"))
-    rest = ["tests", *(f"--ignore={path}" for part in _COMPUTE for path in part)]
+    rest = ["tests", *(f"--ignore={path}" for part in _COMPUTE for path in part if not path.startswith("-"))]
     second = [*rest, *(f"--ignore={path}" for path in first)]
-    halves = [[*half, *_LONG, "-m", "long and not alone"] for half in (first, second)]
+    halves = [[*half, *_LONG, "-m", "long and not alone"] for half in ([_CAMPAIGNS, *first], second)]
     return halves, [*rest, *_LONG, "-m", "long and alone"], [[*part, *_LONG, "-m", "long"] for part in _COMPUTE]
 
 
