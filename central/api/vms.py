@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from central.api.overview import last_running
 from central.api.requests import read_page, read_top, wrong_field
 from central.incidents.store import IncidentQuery
-from central.vms.listing import ORDERS, Part, VmEntry, VmList, Wanted, best_first, entry
+from central.vms.listing import Part, VmEntry, VmList, Wanted, best_first, entry
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
@@ -77,10 +77,11 @@ async def _parts(context: Context) -> dict[str, Part]:
 
 async def list_vms(context: Context, request: fleet_pb2.ListFleetVmsRequest) -> fleet_pb2.ListFleetVmsResponse:
     """VMs that run, or did within placement.gone_s, filtered and sorted."""
-    order = request.order or "slow_down"
-    if order not in ORDERS:
-        raise wrong_field("order", f"must be one of {', '.join(ORDERS)} (value {order[:80]!r})")
-    descending = request.descending or not request.order
+    if request.order not in fleet_pb2.FleetVmOrder.values():
+        raise wrong_field("order", f"is not known here (value {request.order})")
+    by_default = request.order == fleet_pb2.FLEET_VM_ORDER_UNSPECIFIED
+    word = fleet_pb2.FleetVmOrder.Name(request.order).removeprefix("FLEET_VM_ORDER_").lower()
+    order, descending = ("slow_down", True) if by_default else (word, request.descending)
     wanted = Wanted(
         request.text.lower().strip(), request.project, request.job, request.host, request.behaviour, order, descending
     )

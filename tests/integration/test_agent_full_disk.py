@@ -166,6 +166,7 @@ class BesideHistory:
         self.history = HistoryWriter(self.folder, HistorySection(), 256 << 20)
         self.history.start(0)
         if mutant:
+            wait_until((self.folder / WINDOWS).exists)
             getattr(history_writer, mutant)()
         self.number = 0
         self.spool.begin_stream()

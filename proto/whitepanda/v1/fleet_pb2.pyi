@@ -31,6 +31,20 @@ class ChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHANGE_KIND_SILENCED: _ClassVar[ChangeKind]
     CHANGE_KIND_SILENCE_ENDED: _ClassVar[ChangeKind]
 
+class FleetVmOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FLEET_VM_ORDER_UNSPECIFIED: _ClassVar[FleetVmOrder]
+    FLEET_VM_ORDER_NAME: _ClassVar[FleetVmOrder]
+    FLEET_VM_ORDER_PROJECT: _ClassVar[FleetVmOrder]
+    FLEET_VM_ORDER_JOB: _ClassVar[FleetVmOrder]
+    FLEET_VM_ORDER_HOST: _ClassVar[FleetVmOrder]
+    FLEET_VM_ORDER_PLATFORM: _ClassVar[FleetVmOrder]
+    FLEET_VM_ORDER_BEHAVIOUR: _ClassVar[FleetVmOrder]
+    FLEET_VM_ORDER_SLOW_DOWN: _ClassVar[FleetVmOrder]
+    FLEET_VM_ORDER_CPI: _ClassVar[FleetVmOrder]
+    FLEET_VM_ORDER_CPU: _ClassVar[FleetVmOrder]
+    FLEET_VM_ORDER_LAST: _ClassVar[FleetVmOrder]
+
 class TopBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOP_BY_UNSPECIFIED: _ClassVar[TopBy]
@@ -53,6 +67,17 @@ CHANGE_KIND_ACKNOWLEDGED: ChangeKind
 CHANGE_KIND_NOTED: ChangeKind
 CHANGE_KIND_SILENCED: ChangeKind
 CHANGE_KIND_SILENCE_ENDED: ChangeKind
+FLEET_VM_ORDER_UNSPECIFIED: FleetVmOrder
+FLEET_VM_ORDER_NAME: FleetVmOrder
+FLEET_VM_ORDER_PROJECT: FleetVmOrder
+FLEET_VM_ORDER_JOB: FleetVmOrder
+FLEET_VM_ORDER_HOST: FleetVmOrder
+FLEET_VM_ORDER_PLATFORM: FleetVmOrder
+FLEET_VM_ORDER_BEHAVIOUR: FleetVmOrder
+FLEET_VM_ORDER_SLOW_DOWN: FleetVmOrder
+FLEET_VM_ORDER_CPI: FleetVmOrder
+FLEET_VM_ORDER_CPU: FleetVmOrder
+FLEET_VM_ORDER_LAST: FleetVmOrder
 TOP_BY_UNSPECIFIED: TopBy
 TOP_BY_MEAN: TopBy
 TOP_BY_MAX: TopBy
@@ -1307,9 +1332,9 @@ class ListFleetVmsRequest(_message.Message):
     job: str
     host: str
     behaviour: _agent_pb2.Behaviour
-    order: str
+    order: FleetVmOrder
     descending: bool
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., text: _Optional[str] = ..., project: _Optional[str] = ..., job: _Optional[str] = ..., host: _Optional[str] = ..., behaviour: _Optional[_Union[_agent_pb2.Behaviour, str]] = ..., order: _Optional[str] = ..., descending: _Optional[bool] = ...) -> None: ...
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., text: _Optional[str] = ..., project: _Optional[str] = ..., job: _Optional[str] = ..., host: _Optional[str] = ..., behaviour: _Optional[_Union[_agent_pb2.Behaviour, str]] = ..., order: _Optional[_Union[FleetVmOrder, str]] = ..., descending: _Optional[bool] = ...) -> None: ...
 
 class FleetVm(_message.Message):
     __slots__ = ("vm", "name", "project", "job", "host", "platform", "behaviour", "slow_down", "cpi", "cpu_usage_cores", "last_unix_ns", "incident", "since_unix_ns")

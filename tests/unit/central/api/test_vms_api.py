@@ -45,7 +45,7 @@ async def test_the_slowest_victims_come_first_with_their_incident(central):
 async def test_pages_follow_each_other_and_a_token_is_for_its_own_filter(central):
     names, token = [], ""
     while True:
-        page = await listed(central, order="name", page_size=7, page_token=token)
+        page = await listed(central, order="FLEET_VM_ORDER_NAME", page_size=7, page_token=token)
         names += [vm.name for vm in page.vms]
         token = page.next_page_token
         if not token:
@@ -54,12 +54,17 @@ async def test_pages_follow_each_other_and_a_token_is_for_its_own_filter(central
     first = await listed(central, page_size=7)
     with pytest.raises(ApiError, match="page_token is not one of this request's pages"):
         await listed(central, page_size=7, job="web", page_token=first.next_page_token)
-    with pytest.raises(ApiError, match="order must be one of name, project"):
-        await listed(central, order="colour")
+    with pytest.raises(ApiError, match=r"order is not known here \(value 99\)"):
+        await listed(central, order=99)
+
+
+@pytest.mark.parametrize("order", fleet_pb2.FleetVmOrder.keys())
+async def test_each_order_of_the_interface_lists_all(central, order):
+    assert len((await listed(central, order=order)).vms) == 24
 
 
 async def test_projects_of_facts_narrow_the_list_and_the_search(central):
-    shop = await listed(central, project="shop", order="name")
+    shop = await listed(central, project="shop", order="FLEET_VM_ORDER_NAME")
     assert [(vm.vm, vm.project) for vm in shop.vms] == [(vm_id(3), "shop"), (vm_id(0), "shop")]
     assert (await listed(central, project="none")).vms_in_all == 0
     assert await hits(central, "shop") == [("project", "shop", False)]
