@@ -54,7 +54,7 @@ HONEST_VMS, HONEST_INTERVAL_S = 5, 0.1
 BUILDS = 3  # meanwhile, at least
 PATIENCE_S = 120.0
 #: "none": what is no whole request, or breaks off. Never 500: nothing that is sent is central's failure.
-ANSWERS = {"none", "200", "204", "400", "403", "404", "405", "408", "410", "429", "431"}
+ANSWERS = {"none", "200", "204", "400", "403", "404", "405", "408", "410", "415", "429", "431"}
 OPENINGS = 0.05  # of all messages: streams that are refused for their first words
 
 

@@ -188,7 +188,7 @@ async def test_wrong_links_are_reported(one, browser):
             (f"#/vm/{vm_id(0)}?from=abc", "from=abc is no time; it is milliseconds since 1970"),
             (f"#/vm/{vm_id(0)}?from=2000&to=1000", "to must be after from, by 10 s to 400 days"),
             (f"#/vm/{vm_id(0)}?metrics=colour", "colour"),
-            ("#/vms?order=colour", "order must be one of name, project"),
+            ("#/vms?order=colour", "order must be one of unspecified, name, project"),
             ("#/upgrade?by=time&new=soon", "soon is no time; write one such as 2026-03-01T12:00"),
             ("#/runtime?job=web", "name"),
         ):
