@@ -1,9 +1,10 @@
 """Hosts: the list, one host's summary, which send nothing, and which are held back."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from central.api.context import Context
 from central.api.requests import read_page
+from central.api.vms import of_project
 from central.ingest.handshake import HEARTBEAT_MS
 from central.journal.tables import HostRecord
 from whitepanda.v1 import agent_pb2, fleet_pb2
@@ -18,11 +19,14 @@ _LATEST = ("spooled_batches", "dropped_batches", "coefficient_version")
 
 
 async def list_hosts(context: Context, request: fleet_pb2.ListHostsRequest) -> fleet_pb2.ListHostsResponse:
-    """Every host that ever connected, by name."""
-    page = read_page(request, "hosts", ("",))
+    """Every host that ever connected, by name; of a project those that run its VMs now."""
+    page = read_page(request, "hosts", ("",), request.project)
     (after,) = page.place
     hosts, over_quota = context.journal.hosts, context.parts.over_quota()
-    shown, token = page.cut(sorted(name for name in hosts if name > after), lambda name: (name,))
+    names = set(hosts)
+    if request.project:
+        names &= {each.host for each in await of_project(context, request.project)}
+    shown, token = page.cut(sorted(name for name in names if name > after), lambda name: (name,))
     found = [_summary(context, hosts[name], over_quota) for name in shown]
     return fleet_pb2.ListHostsResponse(hosts=found, next_page_token=token)
 
@@ -74,10 +78,15 @@ def held_back(context: Context) -> list[fleet_pb2.HeldBackHost]:
     ]
 
 
-def silence(context: Context, now_unix_ns: int) -> fleet_pb2.DataHealth:
-    """Return the hosts that send nothing, the longest silent first, their counts, and all hosts' batches."""
+def silence(context: Context, now_unix_ns: int, hosts: Collection[str] | None = None) -> fleet_pb2.DataHealth:
+    """Return the hosts that send nothing, the longest silent first, their counts, and all hosts' batches.
+
+    `hosts`: only these, by default all.
+    """
     found = fleet_pb2.DataHealth()
     for record in context.journal.hosts.values():
+        if hosts is not None and record.host not in hosts:
+            continue
         stream = context.registry.get(record.host)
         latest = stream or record
         found.spooled_batches += latest.spooled_batches

@@ -1,16 +1,13 @@
 """The whole fleet: totals of central's work, the fleet at a glance, and the health of its data."""
 
-import asyncio
 from importlib import metadata
 
 from central.api.context import Context
 from central.api.hosts import by_reason, held_back, paced, silence
-from central.api.lake_queries import Running
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.requests import read_top
+from central.api.vms import last_running, of_project
 from central.journal.latency import BOUNDS_S
-from central.lake.errors import LakeError, SlowError
-from whitepanda.common import log
 from whitepanda.common.messages import message_of
 from whitepanda.common.protocol import PROTOCOL_VERSION
 from whitepanda.v1 import fleet_pb2
@@ -67,29 +64,32 @@ async def get_status(context: Context, _request: fleet_pb2.GetFleetStatusRequest
 
 
 async def get_overview(context: Context, request: fleet_pb2.GetOverviewRequest) -> fleet_pb2.Overview:
-    """The fleet at a glance, without waiting for the lake."""
-    top = read_top(request.top, 20)
+    """The fleet at a glance, without waiting for the lake; of a project it waits for which VMs run, the first time."""
+    top, project = read_top(request.top, 20), request.project
+    mine = await of_project(context, project) if project else []
     now, history, importers = context.clock_unix_ns(), context.history, context.importers
     since = min(request.since_unix_ns or (now - _DAY_NS) // _MINUTE_NS * _MINUTE_NS, MAX_TIME_UNIX_NS)
     open_since = history.open_since_unix_ns
-    totals = await history.ask(history.store.totals, since_unix_ns=since, open_since_unix_ns=open_since, top=top)
-    is_open = await history.mark(await history.ask(history.store.open_now, open_since, limit=top))
-    silent = silence(context, now)
+    totals = await history.ask(history.store.totals, since, open_since, top=top, project=project)
+    is_open = await history.mark(await history.ask(history.store.open_now, open_since, limit=top, project=project))
+    hosts = {each.host for each in mine} if project else context.journal.hosts.keys() - importers
+    silent = silence(context, now, hosts)
     running = last_running(context)
     built = context.builder.current
     for antagonist in totals.antagonists:
         known = None if built is None else built.coefficient(antagonist.job)
         antagonist.coefficient = float("nan") if known is None else known.value
         antagonist.standard_error = float("nan") if known is None else known.standard_error
+    vms, jobs = (0, 0) if running is None else (len(running.vms), running.jobs)
     found = fleet_pb2.Overview(
         since_unix_ns=since,
-        hosts=sum(host not in importers for host in context.journal.hosts),
-        connected_hosts=sum(stream.host not in importers for stream in context.registry.connected()),
+        hosts=len(hosts),
+        connected_hosts=sum(stream.host in hosts for stream in context.registry.connected()),
         late_hosts=silent.late_hosts,
         gone_hosts=silent.gone_hosts,
         is_counted=running is not None,
-        vms=0 if running is None else len(running.vms),
-        jobs=0 if running is None else running.jobs,
+        vms=len(mine) if project else vms,
+        jobs=len({each.job for each in mine}) if project else jobs,
         open=is_open,
         last_incidents_error=context.parts.incidents_error(),
     )
@@ -108,20 +108,3 @@ async def get_data_health(context: Context, request: fleet_pb2.GetDataHealthRequ
     found.held_back.extend(slowed[:top])
     found.held_back_hosts = len(slowed)
     return found
-
-
-def last_running(context: Context) -> Running | None:
-    """Return which VMs run, as it was last read, and have it read anew if that is old; None if it never was."""
-    running, is_old = context.recent.known()
-    if is_old and (context.refreshing is None or context.refreshing.done()):
-        context.refreshing = asyncio.create_task(_refresh(context), name="who runs now")
-    return running
-
-
-async def _refresh(context: Context) -> None:
-    try:
-        await asyncio.to_thread(context.recent.read)
-    except (SlowError, LakeError, OSError):
-        pass  # reported by GetJob, which waits for it
-    except Exception as error:  # noqa: BLE001 - no caller waits for this task: logged here, or never
-        log.get("api").warning("who runs now is not known", error=f"{type(error).__name__}: {error}")

@@ -10,6 +10,7 @@ import pyarrow as pa
 from central.api.context import Context
 from central.api.names import check_names
 from central.api.requests import ApiError, Page, Row, read_page
+from central.api.vms import of_project
 from central.coefficients.versions import BuiltVersion
 from central.lake.errors import LakeError
 from whitepanda.v1 import fleet_pb2
@@ -21,14 +22,20 @@ _FIRST = (0, 0)
 async def list_statistics(
     context: Context, request: fleet_pb2.ListJobStatisticsRequest
 ) -> fleet_pb2.ListJobStatisticsResponse:
-    """CPI statistics by job and platform; of one job if the request names one."""
-    page = read_page(request, "statistics", _FIRST, request.job)
+    """CPI statistics by job and platform; of one job if the request names one, or of those of a project."""
+    page = read_page(request, "statistics", _FIRST, repr((request.job, request.project)))
     built = await _version(context, page)
     if built is None:
         return fleet_pb2.ListJobStatisticsResponse()
     first, size = page.place[1], page.size + 1
-    of_job = built.statistics(request.job)[first : first + size] if request.job else None
-    rows = built.statistics_page(first, size) if of_job is None else of_job
+    if request.job or request.project:
+        jobs = {request.job} if request.job else set()
+        if request.project:
+            running = {each.job for each in await of_project(context, request.project)}
+            jobs = jobs & running if jobs else running
+        rows = [row for job in sorted(jobs) for row in built.statistics(job)][first : first + size]
+    else:
+        rows = built.statistics_page(first, size)
     shown, token = _cut(page, built, rows)
     return fleet_pb2.ListJobStatisticsResponse(version=built.version, statistics=shown, next_page_token=token)
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from central.api.overview import last_running
 from central.api.requests import read_page, read_top, wrong_field
 from central.incidents.store import IncidentQuery
+from central.lake.errors import LakeError, SlowError
 from central.vms.listing import Part, VmEntry, VmList, Wanted, best_first, entry
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2, fleet_pb2
@@ -21,6 +21,11 @@ _MOST_OPEN = 1000  # incidents whose VMs are marked
 _MOST_VMS = 200_000  # with projects
 _STEADY = agent_pb2.BEHAVIOUR_STEADY
 _Hit = fleet_pb2.SearchHit
+
+
+async def of_project(context: Context, project: str) -> list[VmEntry]:
+    """VMs of a project that run now."""
+    return (await _listed(context)).of_project(project)
 
 
 async def _listed(context: Context) -> VmList:
@@ -161,3 +166,20 @@ def _rank(text: str, hit: fleet_pb2.SearchHit) -> tuple[bool, bool, bool, str]:
     name = hit.name.lower()
     is_begin = name.startswith(text) or hit.vm.startswith(text)
     return text not in (name, hit.vm), hit.gone, not is_begin, name
+
+
+def last_running(context: Context) -> Running | None:
+    """Return which VMs run, as it was last read, and have it read anew if that is old; None if it never was."""
+    running, is_old = context.recent.known()
+    if is_old and (context.refreshing is None or context.refreshing.done()):
+        context.refreshing = asyncio.create_task(_refresh(context), name="who runs now")
+    return running
+
+
+async def _refresh(context: Context) -> None:
+    try:
+        await asyncio.to_thread(context.recent.read)
+    except (SlowError, LakeError, OSError):
+        pass  # reported by GetJob, which waits for it
+    except Exception as error:  # noqa: BLE001 - no caller waits for this task: logged here, or never
+        log.get("api").warning("who runs now is not known", error=f"{type(error).__name__}: {error}")

@@ -100,11 +100,17 @@ def _has(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> sa.ColumnEl
     return sa.exists().where(mine, v.incident == tables.incidents.c.id)
 
 
-def _open_now(connection: sa.Connection, since_unix_ns: int, *, limit: int) -> list[fleet_pb2.Incident]:
-    """Return up to `limit` incidents that are open (`tables.is_open`), the slowest victim now first."""
+def _open_now(
+    connection: sa.Connection, since_unix_ns: int, *, limit: int, project: str = ""
+) -> list[fleet_pb2.Incident]:
+    """Return up to `limit` incidents that are open (`tables.is_open`), the slowest victim now first.
+
+    `project`: only those with a VM of it.
+    """
     i = tables.incidents.c
     worst = (i.slow_down_now.is_(None), i.slow_down_now.desc(), i.peak_mn_cpi.is_(None), i.peak_mn_cpi.desc(), i.id)
-    statement = sa.select(tables.incidents).where(tables.is_open(since_unix_ns)).order_by(*worst).limit(limit)
+    conditions = [tables.is_open(since_unix_ns), *([tables.has_project(project)] if project else [])]
+    statement = sa.select(tables.incidents).where(*conditions).order_by(*worst).limit(limit)
     return incident_messages(connection, connection.execute(statement).all())
 
 

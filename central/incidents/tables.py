@@ -145,6 +145,12 @@ def is_open(since_unix_ns: int) -> sa.ColumnElement[bool]:
     return (incidents.c.last_unix_ns >= since_unix_ns) & (incidents.c.victims_now > 0)
 
 
+def has_project(project: str) -> sa.ColumnElement[bool]:
+    """Return the condition that an incident has a VM of this project."""
+    v = incident_vms.alias().c
+    return sa.exists().where(v.incident == incidents.c.id, v.project == project)
+
+
 def was_first() -> sa.ColumnElement[bool]:
     """Return the condition on `incident_vms` that some report suspects this VM first, and its job is known."""
     v = incident_vms.c

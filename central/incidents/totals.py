@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from central.incidents.people import is_acknowledged
 from central.incidents.silences import is_silenced
-from central.incidents.tables import ROLE_VICTIM, incident_vms, incidents, is_open, was_first
+from central.incidents.tables import ROLE_VICTIM, has_project, incident_vms, incidents, is_open, was_first
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
 
@@ -43,9 +43,10 @@ def open_counts(connection: sa.Connection, since_unix_ns: int, now_unix_ns: int)
     )
 
 
-def count_open(connection: sa.Connection, since_unix_ns: int) -> int:
-    """Return how many incidents are open; see `tables.is_open`."""
-    count = sa.select(sa.func.count()).where(is_open(since_unix_ns))
+def count_open(connection: sa.Connection, since_unix_ns: int, project: str = "") -> int:
+    """Return how many incidents, of those with a VM of a project if one is given, are open; see `tables.is_open`."""
+    mine = has_project(project) if project else sa.true()
+    count = sa.select(sa.func.count()).select_from(incidents).where(is_open(since_unix_ns), mine)
     return int(connection.scalar(count) or 0)
 
 
@@ -54,13 +55,17 @@ def whole_sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
     return sa.cast(sa.func.sum(column), sa.BigInteger)
 
 
-def read_totals(connection: sa.Connection, since_unix_ns: int, open_since_unix_ns: int, top: int) -> fleet_pb2.Overview:
+def read_totals(
+    connection: sa.Connection, since_unix_ns: int, open_since_unix_ns: int, top: int, project: str = ""
+) -> fleet_pb2.Overview:
     """Count the incidents whose last report is at `since_unix_ns` or later; nothing else of the overview is filled in.
 
     All open incidents (`tables.is_open`) count as open, even if `since_unix_ns` is later. `top`: rows of each list.
+    `project`: only incidents with a VM of it.
     """
     i, v = incidents.c, incident_vms.c
-    recent = i.last_unix_ns >= since_unix_ns
+    mine = has_project(project) if project else sa.true()
+    recent = (i.last_unix_ns >= since_unix_ns) & mine
     open_ones = sa.case((is_open(open_since_unix_ns), 1), else_=0)
     number, reports, last = sa.func.count(), whole_sum(i.reports), sa.func.max(i.last_unix_ns)
     counts = {"incidents": number, "open_incidents": whole_sum(open_ones), "reports": reports}
@@ -87,7 +92,7 @@ def read_totals(connection: sa.Connection, since_unix_ns: int, open_since_unix_n
     )
     return fleet_pb2.Overview(
         incidents=incidents_in_all,
-        open_incidents=count_open(connection, open_since_unix_ns),
+        open_incidents=count_open(connection, open_since_unix_ns, project),
         contended_hosts=contended_hosts,
         contended=[
             fleet_pb2.HostContention(**{**row, "peak_mn_cpi": or_nan(row["peak_mn_cpi"])})

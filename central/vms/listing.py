@@ -79,6 +79,10 @@ class VmList:
     entries: Sequence[VmEntry]
     _sorted: dict[tuple[str, bool], list[VmEntry]] = field(default_factory=dict)
 
+    def of_project(self, project: str) -> list[VmEntry]:
+        """Return the VMs of a project, by name."""
+        return [each for each in self._by_column("name") if each.project == project]
+
     def page(self, wanted: Wanted, parts: Mapping[str, Part], first: int, size: int) -> tuple[list[VmEntry], int]:
         """Return up to `size` entries from place `first` on, and how many match in all.
 

@@ -72,6 +72,10 @@ def job_name(k: int) -> str:
     return f"{kind}-{more}" if more else kind
 
 
+def _project_of(vm: int) -> str:
+    return ("shop", "search", "")[vm % 3]
+
+
 class PageCentral:
     """Use it as an asynchronous context; `url` is the page's."""
 
@@ -116,7 +120,7 @@ class PageCentral:
             host, job = host_name(vm // self.size.vms_per_host), job_name(self._job_of(vm))
             facts = agent_pb2.VmFacts(
                 unix_ns=self.now - 7200 * S, vm=vm_id(vm), epoch="1", name=f"{job}-{vm}", job=job, manager="nova",
-                project=("shop", "search", "")[vm % 3], flavor="m1.large", image="debian-13", vcpus=4,
+                project=_project_of(vm), flavor="m1.large", image="debian-13", vcpus=4,
                 memory_bytes=4 << 30,
             )  # fmt: skip
             rows[host, vm_id(vm)] = FactRow(host, vm_id(vm), facts.unix_ns, facts.SerializeToString(deterministic=True))
@@ -136,7 +140,8 @@ class PageCentral:
                 report = self._report(host, at, k)
                 name = host_name(host)
                 rows.append(TriggerRow(name, "spool", at // S, 0, name, at, report.SerializeToString()))
-        self.store.take(rows, gap_ns=900 * S, oldest_unix_ns=0)
+        projects = {vm_id(vm): _project_of(vm) for vm in range(self.size.vms_per_host)}  # as `note_facts` has them
+        self.store.take(rows, gap_ns=900 * S, oldest_unix_ns=0, project_of=lambda vm: projects.get(vm, ""))
 
     def _report(self, host: int, at: int, k: int) -> agent_pb2.Trigger:
         strength = 2.6 + 0.4 * math.sin(host) + 0.1 * k

@@ -197,12 +197,14 @@ class AcknowledgementTimes(_message.Message):
     def __init__(self, bound_s: _Optional[_Iterable[float]] = ..., batches: _Optional[_Iterable[int]] = ..., sum_s: _Optional[float] = ...) -> None: ...
 
 class ListHostsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token")
+    __slots__ = ("page_size", "page_token", "project")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    project: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
 
 class HostSummary(_message.Message):
     __slots__ = ("host", "platform", "agent_version", "protocol_version", "connected", "last_seen_unix_ns", "accepted_rows", "spooled_batches", "dropped_batches", "coefficient_version", "jobs", "clock_offset_ns", "importer", "over_quota", "min_batch_interval_ms")
@@ -247,14 +249,16 @@ class ListHostsResponse(_message.Message):
     def __init__(self, hosts: _Optional[_Iterable[_Union[HostSummary, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListJobStatisticsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "job")
+    __slots__ = ("page_size", "page_token", "job", "project")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     job: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
+    project: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., job: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
 
 class ListJobStatisticsResponse(_message.Message):
     __slots__ = ("version", "statistics", "next_page_token")
@@ -859,12 +863,14 @@ class RuntimePrediction(_message.Message):
     def __init__(self, platform: _Optional[str] = ..., beside: _Optional[_Iterable[str]] = ..., not_known: _Optional[_Iterable[str]] = ..., predicted_us: _Optional[float] = ..., bounds: _Optional[_Iterable[_Union[RuntimeBound, _Mapping]]] = ...) -> None: ...
 
 class GetOverviewRequest(_message.Message):
-    __slots__ = ("since_unix_ns", "top")
+    __slots__ = ("since_unix_ns", "top", "project")
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     since_unix_ns: int
     top: int
-    def __init__(self, since_unix_ns: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, since_unix_ns: _Optional[int] = ..., top: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class Overview(_message.Message):
     __slots__ = ("since_unix_ns", "hosts", "connected_hosts", "late_hosts", "gone_hosts", "is_counted", "vms", "jobs", "open_incidents", "incidents", "contended", "contended_hosts", "open", "antagonists", "last_incidents_error")

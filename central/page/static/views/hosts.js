@@ -1,19 +1,16 @@
 // Every host that ever connected.
 import { h } from "../dom.js";
 import { count, time } from "../format.js";
-import { ours } from "../ours.js";
 import { table } from "../table.js";
 import { hostLink, hostStates, hostWords, link } from "../words.js";
 
 export const title = () => "Hosts";
 
 export async function load(ask, { parameters }) {
-  const [page, overview, mine] = await Promise.all([
-    ask("v1/hosts", { page_size: 1000, page_token: parameters.page }),
-    ask("v1/overview", { top: 1000 }),
-    ours(ask, parameters.project),
+  const [page, overview] = await Promise.all([
+    ask("v1/hosts", { page_size: 1000, page_token: parameters.page, project: parameters.project }),
+    ask("v1/overview", { top: 1000, project: parameters.project }),
   ]);
-  if (mine) page.hosts = page.hosts.filter((each) => mine.hosts.has(each.host));
   return { page, contended: overview.contended };
 }
 

@@ -1,19 +1,16 @@
 // Jobs by name: their CPI on each platform, and their coefficients.
 import { field, form, h } from "../dom.js";
 import { count, interval, number } from "../format.js";
-import { ours } from "../ours.js";
 import { table } from "../table.js";
 import { jobLink, link } from "../words.js";
 
 export const title = () => "Jobs";
 
 export async function load(ask, { parameters }) {
-  const [statistics, coefficients, mine] = await Promise.all([
-    ask("v1/job-statistics", { page_size: 1000, page_token: parameters.page }),
+  const [statistics, coefficients] = await Promise.all([
+    ask("v1/job-statistics", { page_size: 1000, page_token: parameters.page, project: parameters.project }),
     allCoefficients(ask),
-    ours(ask, parameters.project),
   ]);
-  if (mine) statistics.statistics = statistics.statistics.filter((each) => mine.jobs.has(each.job));
   return { statistics, coefficients };
 }
 

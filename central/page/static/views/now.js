@@ -1,7 +1,6 @@
 // Who suffers now, from whom, and what to do; then the fleet: a heat map of hosts, who was in contention, who hurt others.
 import { h, section } from "../dom.js";
 import { count, counted, interval, plain, time, isKnown, slowDown } from "../format.js";
-import { ours } from "../ours.js";
 import { inOneLine } from "../remedy.js";
 import { table } from "../table.js";
 import { hostLink, hostState, jobLink, link, project, state, suspect, vmLink } from "../words.js";
@@ -15,22 +14,11 @@ const SHOWN = 8; // VMs, so that the heat map is not far
 const ROWS = 20; // of the lists of the last day
 
 export async function load(ask, { parameters }) {
-  const [overview, hosts, mine, its] = await Promise.all([
-    ask("v1/overview", { top: 1000 }), // every host with VMs that suffer
-    ask("v1/hosts", { page_size: 1000 }),
-    parameters.project ? ask("v1/incidents", { open_only: true, project: parameters.project, page_size: 1000 }).then((found) => found.incidents, (error) => {
-      if (error.status === 404) return [];
-      throw error;
-    }) : null,
-    ours(ask, parameters.project),
+  const [overview, hosts] = await Promise.all([
+    ask("v1/overview", { top: 1000, project: parameters.project }), // every host with VMs that suffer
+    ask("v1/hosts", { page_size: 1000, project: parameters.project }),
   ]);
-  if (its) {
-    hosts.hosts = hosts.hosts.filter((each) => its.hosts.has(each.host));
-    overview.contended = overview.contended.filter((each) => its.hosts.has(each.host));
-    overview.contended_hosts = overview.contended.length;
-    overview.antagonists = overview.antagonists.filter((each) => its.jobs.has(each.job));
-  }
-  const open = mine ?? overview.open;
+  const open = overview.open;
   const asked = await Promise.all(open.slice(0, ASKED).map((i) => ask(`v1/incidents/${i.id}`).catch((error) => {
     if (error.status === 404) return null; // it became part of an earlier one
     throw error;

@@ -364,7 +364,7 @@ async def test_a_lake_or_history_that_cannot_be_read_is_said_so(fleet, local, mo
         status, answer = await get(local, path)
         assert status == 503 and "segment x is damaged; `whitepanda lake verify`" in answer["error"]
 
-    def away(**_named):
+    def away(*_given, **_named):
         raise StoreError("connection refused")
 
     monkeypatch.setattr(fleet.store, "totals", away)

@@ -74,6 +74,31 @@ async def test_projects_of_facts_narrow_the_list_and_the_search(central):
     ]  # fmt: skip
 
 
+async def test_a_project_narrows_hosts_jobs_and_the_overview(central):
+    central.note_facts(range(6, 12))  # of node0002, where nobody suffers
+    answer = central.fleet.answer
+    hosts = await answer("ListHosts", fleet_pb2.ListHostsRequest(project="shop", page_size=1))
+    assert [one.host for one in hosts.hosts] == ["node0001"]
+    more = fleet_pb2.ListHostsRequest(project="shop", page_size=1, page_token=hosts.next_page_token)
+    assert [one.host for one in (await answer("ListHosts", more)).hosts] == ["node0002"]
+    assert not (await answer("ListHosts", fleet_pb2.ListHostsRequest(project="none"))).hosts
+
+    found = await answer("ListJobStatistics", fleet_pb2.ListJobStatisticsRequest(project="shop"))
+    mine = {vm.job for vm in (await listed(central, project="shop")).vms}
+    assert {one.job for one in found.statistics} == mine
+    other = fleet_pb2.ListJobStatisticsRequest(project="shop", job="batch-scan")
+    assert bool((await answer("ListJobStatistics", other)).statistics) == ("batch-scan" in mine)
+
+    everything = await answer("GetOverview", fleet_pb2.GetOverviewRequest())
+    shop = await answer("GetOverview", fleet_pb2.GetOverviewRequest(project="shop"))
+    nobody = await answer("GetOverview", fleet_pb2.GetOverviewRequest(project="none"))
+    counts = [(o.hosts, o.connected_hosts, o.vms, o.open_incidents, len(o.open)) for o in (everything, shop, nobody)]
+    assert counts == [(4, 4, 24, 1, 1), (2, 2, 4, 1, 1), (0, 0, 0, 0, 0)]
+    assert [one.host for one in shop.contended] == ["node0001"]
+    assert [one.job for one in shop.antagonists] == ["batch-scan"]
+    assert (nobody.incidents, nobody.contended_hosts, list(nobody.antagonists)) == (0, 0, [])
+
+
 async def test_a_search_finds_vms_by_name_and_uuid_hosts_and_jobs(central):
     assert (await hits(central, "WEB-0"))[0] == ("vm", "web-0", False)
     assert await hits(central, vm_id(5)) == [("vm", "ci-runner-5", False)]

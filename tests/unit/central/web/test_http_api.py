@@ -441,9 +441,9 @@ def token(*values):
         ),
         (
             "/v1/job-statistics?job=a&",
-            ("statistics", "a", 2**63 - 1, 2**63 - 1),
-            [("statistics", "a", *place) for place in ((2**63, 0), (0, 2**63), (-1, 0), (0, -1), ("1", 0))]
-            + [("coefficients", "a", 1, 1), ("statistics", "b", 1, 1)],
+            ("statistics", "('a', '')", 2**63 - 1, 2**63 - 1),
+            [("statistics", "('a', '')", *place) for place in ((2**63, 0), (0, 2**63), (-1, 0), (0, -1), ("1", 0))]
+            + [("coefficients", "a", 1, 1), ("statistics", "('b', '')", 1, 1)],
             410,
         ),
     ],
