@@ -139,7 +139,7 @@ class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Loading vectors of the live fleet, and how full a host may be; host facts come first where they are known."""
 
     cpu_cores: Annotated[float, Meta(ge=1, le=1e6)] = 32.0  # cores of a host without facts
-    # vCPUs per logical CPU; a host with more is full. Nova's default; 0 = never full
+    # vCPUs per logical CPU; a host with more is full. Set your scheduler's; 0 = never full
     cpu_overcommit: Annotated[float, Meta(ge=0, le=1e6)] = 4.0
     memory_overcommit: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # the same of the VMs' memory over the host's
     # cores whose waits its memory serves at once; 0 = as many as it has
