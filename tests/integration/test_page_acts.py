@@ -248,5 +248,14 @@ async def test_a_project_narrows_every_view(central, browser):
         names = await seen.page.locator("#host-vms-scroll tbody th").all_inner_texts()
         assert sorted(names) == ["batch-scan-3", "batch-scan-9", "web-0", "web-6"], "every third of twelve"
         assert "CPU usage, its VMs in all\n4 VMs." in await seen.page.inner_text("main")
+        await seen.open("#/?project=shop")
+        victims = await seen.page.locator("#now-scroll tbody th").all_inner_texts()
+        assert victims and set(victims) <= {"web-0", "web-6"}, "of the victims on the same host only its own"
+        tiles = [" ".join(text.split()) for text in await seen.page.locator(".tiles li").all_inner_texts()]
+        assert {"20 hosts connected", "80 VMs running", "2 jobs", "1 open incident"} <= set(tiles)
+        await seen.open("#/hosts?project=shop")
+        assert len(await seen.page.locator("#hosts-scroll tbody th").all_inner_texts()) == 20
+        await seen.open("#/jobs?project=shop")
+        assert set(await seen.page.locator("#jobs-scroll tbody th").all_inner_texts()) == {"web", "batch-scan"}
         await seen.open("#/?project=nobody")
-        assert "No contention" in await seen.page.inner_text("main")
+        assert "No VM of this project runs now" in await seen.page.inner_text("main")

@@ -116,6 +116,7 @@ function heatMap({ overview: o, open, hosts, hasMore }) {
 export function draw(found) {
   const { overview: o, open, details } = found;
   if (!o.hosts && !o.incidents && !o.vms) {
+    if (project()) return [h("p", { class: "empty" }, "No VM of this project runs now, and none was in contention in the last 24 hours.")];
     return [h("p", { class: "empty" }, "No host has connected yet. Set ", h("code", null, "uplink.address"), " in the agents' configuration; ",
       h("code", null, "make demo"), " shows simulated ones.")];
   }
