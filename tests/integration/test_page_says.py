@@ -234,6 +234,8 @@ async def test_on_a_telephone_the_first_screen_says_who_suffers_from_whom_and_wh
         for part in ("web-0", "1.59x", "ago", "batch-scan-3", "node0001", "cap the CPU of batch-scan-3 to 1.00 cores"):
             assert part in said, part
         assert await seen.page.evaluate("() => document.documentElement.scrollWidth") == 400
+        cut = "cells => cells.filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)"
+        assert await seen.page.locator("#now-scroll tbody :is(th, td)").evaluate_all(cut) == []
         assert await serious(seen.page) == []
 
 
