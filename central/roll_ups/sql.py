@@ -143,13 +143,11 @@ def write_part(
         paths = ", ".join(quoted(lake.objects.local(name)) for name, _ in merged)
         older = f"read_parquet([{paths}])"
         rows = f"{rows} UNION ALL BY NAME SELECT * FROM {older}"
-    sums = ", ".join(f"{added_up(name)} AS {name}" for name in SUMS)
+    keys, sums = ", ".join(KEYS), ", ".join(f"{added_up(name)} AS {name}" for name in SUMS)
     with pq.ParquetWriter(files[0], SLOTS, **_FILE) as writer:
         for chunk in _chunks(connection, older, slot_ns):
             check()
-            query = (
-                f"SELECT {', '.join(KEYS)}, {sums} FROM ({rows}) WHERE {chunk} GROUP BY {', '.join(KEYS)} ORDER BY ALL"
-            )
+            query = f"SELECT {keys}, {sums} FROM ({rows}) WHERE {chunk} GROUP BY {keys} ORDER BY {keys}"
             for batch in connection.execute(query).to_arrow_reader(GROUP_ROWS):
                 writer.write_batch(batch.cast(SLOTS), GROUP_ROWS)
     batches_file = quoted(files[1])
