@@ -228,7 +228,7 @@ class Reader(contextlib.AbstractContextManager["Reader"]):
                 return _checked(_lines.decode(data))
             except ValueError as error:
                 if is_whole:
-                    remedy = "remove the line or record anew"
+                    remedy = "remove the line or record again"
                     raise ValueError(f"{where}: not a line of a recording: {error}; {remedy}") from error
                 self.cut_off = f"{where}: the last line is cut off and left out"
         return None
@@ -244,13 +244,13 @@ def _header(file: Path, line: bytes) -> Header:
         raise ValueError(f"{file}:1: not a recording: {error}; `whitepanda record` makes them") from error
     if (known.format, known.version) != (FORMAT, VERSION):
         what = f"a recording of format {known.version}" if known.format == FORMAT else "not a recording"
-        raise ValueError(f"{file}: {what}; this version reads format {VERSION}: record anew with it")
+        raise ValueError(f"{file}: {what}; this version reads format {VERSION}: record again with it")
     try:
         header = msgspec.json.decode(line, type=Header)
     except ValueError as error:
-        raise ValueError(f"{file}:1: not a recording's first line: {error}; record anew") from error
+        raise ValueError(f"{file}:1: not a recording's first line: {error}; record again") from error
     if not 0 < header.tick_s <= _MAX_TICK_S:
-        raise ValueError(f"{file}:1: tick_s must be above 0 (value {header.tick_s}); record anew")
+        raise ValueError(f"{file}:1: tick_s must be above 0 (value {header.tick_s}); record again")
     return header
 
 

@@ -47,7 +47,7 @@ class _Part:
 
 _PARTS = (
     _Part("disks", DiskDelta, "read_bytes", lambda _, epoch: epoch),
-    # Not of the epoch: a tap that is kept counts on when the VM starts anew.
+    # Not of the epoch: a tap that is kept counts on when the VM restarts.
     _Part("interfaces", NetworkDelta, "receive_bytes", lambda port, _: port.opened),
     _Part(
         "process",
@@ -86,7 +86,7 @@ class Traffic:
                 moved = delta[part.counts]
             else:
                 found = part.devices(reading.value, epoch)
-                # Two sources' counters of one thing need not have one zero: with the other's it begins anew.
+                # Two sources' counters of one thing need not have one zero: with the other's it begins again.
                 before = part.devices(last[0].value, last[1]) if last[0].source == reading.source else {}
                 moved = _moved(found, before, part.end - part.first)
                 most = _MAX_PER_S * (reading.mono_ns - last[0].mono_ns) / _S * len(found)

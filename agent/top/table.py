@@ -87,7 +87,7 @@ class VmTable(ScrollView, can_focus=True, inherit_bindings=False):
         self.refresh()
 
     def on_resize(self) -> None:
-        """Choose the columns anew."""
+        """Choose the columns again."""
         self._place()
 
     @property

@@ -226,7 +226,7 @@ class Uplink:
         """
         address = self._section.address
         try:
-            # Read anew each time: a renewed certificate is taken up without a restart.
+            # Read each time: a renewed certificate is taken up without a restart.
             credentials = channel_credentials(self._section.tls, self._tls_prefix)
         except TlsError as error:
             return Outage(str(error), refused=True, is_tls=True), False, False

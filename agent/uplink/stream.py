@@ -48,7 +48,7 @@ class Timing:
     welcome_s: float = 60.0  # a central that does not answer the Hello for this long is given up
     acknowledgement_s: float = 60.0  # a central that acknowledges nothing for this long is given up
     poll_s: float = 1.0  # how often jobs and the state are checked when nothing happens
-    stable_s: float = 30.0  # after a stream that lived this long, back-off starts anew
+    stable_s: float = 30.0  # after a stream that lived this long, back-off starts again
 
 
 @dataclass(slots=True)
@@ -358,7 +358,7 @@ class UplinkStream:
                 self._lacks_an_update = True
             self._taking = None
         if self._lacks_an_update and not update.full:
-            raise StreamError("sends changes to coefficients that were refused; beginning anew")
+            raise StreamError("sends changes to coefficients that were refused; starting again")
         self._lacks_an_update = False
         self._totals.coefficient_updates += 1
         if self._shared.on_coefficients is None:

@@ -112,7 +112,7 @@ class RecentVms:
         self._again_unix_ns = 0  # after a failure
 
     def known(self) -> tuple[Running | None, bool]:
-        """Return the last answer, of any age, and whether to read anew (at most once a minute after a failure)."""
+        """Return the last answer, of any age, and whether to read again (at most once a minute after a failure)."""
         last, wait_ns = self._last, self._again_unix_ns - self._clock()
         return last, not self._is_good(last) and not 0 < wait_ns <= _FAILED_NS
 

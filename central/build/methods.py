@@ -21,7 +21,7 @@ from central.build.engine import AnyEngine, with_schema
 class Method:
     """A way to make coefficients of task slots."""
 
-    #: Of its states, part of every state's digest: with another one all of them are computed anew.
+    #: Of its states, part of every state's digest: with another one all of them are computed again.
     format: str
     #: Writes one day's state: of task slots (columns as of `panda_state.task_slots`) and their length, ns, to a folder.
     write_state: Callable[[AnyEngine, ir.Table, int, Path], None]

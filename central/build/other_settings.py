@@ -16,7 +16,7 @@ from central.lake.replicas import RECENT_S
 from whitepanda.common import log
 
 _log = log.get("builds")
-_RECENT_BUILDS = 3  # a replica that built none of this many due ones is gone, or was set up anew
+_RECENT_BUILDS = 3  # a replica that built none of this many due ones is gone, or was set up again
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
     <root>/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi}.parquet, digests.json
 
 `digests.json` is sealed and has the digests of the files (`central.lake.checksums`). State is a cache: what is
-damaged is logged, deleted and computed anew from the day's slots.
+damaged is logged, deleted and computed again from the day's slots.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from central.lake.objects import Folder, NotRegularError
 from whitepanda.common import log
 
 _DIGESTS = "digests.json"
-_REMEDY = "delete its folder: the next build computes the day anew"
+_REMEDY = "delete its folder: the next build computes the day again"
 
 
 class _Digests(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class StateFolders:
         try:
             check_state(folder)
         except DamagedError as error:
-            self._log.warning("state is damaged; the day is computed anew", error=str(error))
+            self._log.warning("state is damaged; the day is computed again", error=str(error))
             self.damaged.add(error.name)
             _delete(folder)
             return False

@@ -101,7 +101,7 @@ def renew_(
     *,
     days: Days = LEAF_DAYS,
 ) -> None:
-    """Issue certificates anew: the same names, purpose and key, so only NAME.crt changes and has to be copied."""
+    """Renew certificates: the same names, purpose and key, so only NAME.crt changes and has to be copied."""
     for name in names:
         before = renew(directory, name, days=days)
         path = Path(directory, f"{name}.crt")

@@ -11,9 +11,9 @@ class Victim:
     """A VM that is truly hurt, or a victim by the agent's verdict (`flagged`). None: not known.
 
     Degradation is of the CPI, by the job's statistics. `latency_degradation` with its 90 % interval is the agent's
-    estimate of the requests' 95th percentile, over the same slots: the mean of `latency_told` estimates, as
+    estimate of the requests' 95th percentile, over the same slots: the mean of `latency_known` estimates, as
     `true_latency_degradation` is the mean of the truth. `latency_held` of these estimates had the truth of their moment
-    in their interval. At `latency_untold` moments there was no estimate; `cannot_tell` is the most frequent reason.
+    in their interval. At `latency_unknown` moments there was no estimate; `cannot_tell` is the most frequent reason.
     """
 
     vm: str
@@ -25,9 +25,9 @@ class Victim:
     latency_low: float | None = None
     latency_high: float | None = None
     true_latency_degradation: float | None = None
-    latency_told: int = 0
+    latency_known: int = 0
     latency_held: int = 0
-    latency_untold: int = 0
+    latency_unknown: int = 0
     cannot_tell: str = ""
 
     @property

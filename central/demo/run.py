@@ -229,9 +229,9 @@ class Demo:
             latency_low=_mean([one.low for one in estimates if not math.isnan(one.low)]),
             latency_high=_mean([one.high for one in estimates if not math.isnan(one.high)]),
             true_latency_degradation=truth.over(course, [(start, start + _SLOT_NS) for start in starts]),
-            latency_told=len(estimates),
+            latency_known=len(estimates),
             latency_held=sum(_holds(truth, course, one) for one in estimates),
-            latency_untold=reasons.total(),
+            latency_unknown=reasons.total(),
             cannot_tell=reasons.most_common(1)[0][0] if reasons else "",
         )
 

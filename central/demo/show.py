@@ -111,9 +111,9 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
     console.print(suspects)
     console.print(_victims(outcome))
     for v in outcome.victims:
-        if v.latency_untold:
-            moments = f"at {v.latency_untold} of {v.latency_told + v.latency_untold} moments"
-            console.print(f"{v.vm}: latency cannot be told {moments}: {v.cannot_tell}", soft_wrap=True)
+        if v.latency_unknown:
+            moments = f"at {v.latency_unknown} of {v.latency_known + v.latency_unknown} moments"
+            console.print(f"{v.vm}: latency is unknown {moments}: {v.cannot_tell}", soft_wrap=True)
     console.print(
         f"{len(outcome.hosts)} hosts, {outcome.windows_acknowledged} live CPI windows acknowledged, "
         f"{outcome.past_windows} simulated ones before; {outcome.seconds:.1f} s.",
@@ -173,7 +173,7 @@ def _inside(victim: Victim) -> str:
     """Return whether the interval has the truth, and for how many single estimates that holds."""
     if victim.is_held is None:
         return "-"
-    return f"{'yes' if victim.is_held else 'NO'} {victim.latency_held}/{victim.latency_told}"
+    return f"{'yes' if victim.is_held else 'NO'} {victim.latency_held}/{victim.latency_known}"
 
 
 def _number(value: float | None) -> str:

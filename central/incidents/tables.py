@@ -413,7 +413,7 @@ def _note_advice(connection: sa.Connection, incident: int, unix_ns: int, payload
 
 
 def _count(connection: sa.Connection, hosts: Iterable[str]) -> None:
-    """Count the incidents of each suspected job on some hosts anew."""
+    """Count the incidents of each suspected job on some hosts again."""
     i, v = incidents.c, incident_vms.c
     counts = (sa.func.count(i.id.distinct()), sa.func.min(i.first_unix_ns), sa.func.max(i.last_unix_ns))
     for host in sorted(hosts):

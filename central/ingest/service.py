@@ -292,7 +292,7 @@ class Ingest:
             self._handshake.check_jobs(len(jobs), job_bytes(jobs), flow.stream.host)
             self._take_heartbeat(flow, message.heartbeat)
         elif body == "hello":
-            detail = "a second Hello on one stream; connect anew to change what it says"
+            detail = "a second Hello on one stream; reconnect to change what it says"
             raise self._handshake.refuse("second_hello", detail, host=flow.stream.host)
         # Anything else is a message of a newer protocol version that this one need not understand.
         return None

@@ -57,7 +57,7 @@ def drop_samples(
 def drop_slots(lake: Lake, slots: SlotStore, *, slot_days: int) -> int:
     """Delete the slots of days that are `slot_days` or more older than the newest; return how many days.
 
-    Days that have samples left stay: these would be rolled up anew.
+    Days that have samples left stay: these would be rolled up again.
     """
     manifests, with_samples = slots.manifests([]), set(lake.days())  # a damaged one's day stays
     days = {*manifests, *with_samples}

@@ -199,7 +199,7 @@ class SlotStore:
     @staticmethod
     def _remedy(name: str) -> str:
         return (
-            f"restore it from a copy, or delete {name.rpartition('/')[0]}: the day is then rolled up anew from its "
+            f"restore it from a copy, or delete {name.rpartition('/')[0]}: the day is then rolled up again from its "
             "samples, as far as these are still there"
         )
 
@@ -244,7 +244,7 @@ class SlotStore:
             if segment.first <= done < segment.last:
                 raise LakeError(
                     f"{self._lake.name}/{segment.key} is compacted from rolls of which only some are in the slots of "
-                    f"{self._slot_ns / 1e9:g} s; delete {self.folder(day)} to have the day rolled up anew"
+                    f"{self._slot_ns / 1e9:g} s; delete {self.folder(day)} to have the day rolled up again"
                 )
             if segment.last > done:
                 new.append(segment)

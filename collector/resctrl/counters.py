@@ -1,7 +1,7 @@
 """resctrl's value files: text in, typed values out. Pure.
 
 The kernel widens the hardware's 24 to 62 bits of bandwidth to 64 bits, though with faults, and a counter that lost its
-hardware begins anew: a value that falls must never become a rate.
+hardware begins again: a value that falls must never become a rate.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

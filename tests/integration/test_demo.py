@@ -78,11 +78,11 @@ def test_demo_finds_the_injected_antagonist(short_tmp: Path) -> None:
         # Nine of ten intervals hold the truth; that they leave out 1 is promised of no small effect.
         assert low > 1.0 or victim["true_latency_degradation"] < 1.3
         assert victim["is_held"] == (low <= victim["true_latency_degradation"] <= high)
-        assert 0 <= victim["latency_held"] <= victim["latency_told"]
+        assert 0 <= victim["latency_held"] <= victim["latency_known"]
     assert any(victim["is_held"] for victim in told_of)
     for victim in reported["victims"]:
         assert victim["latency_degradation"] is not None or victim["cannot_tell"]
-        assert bool(victim["cannot_tell"]) == (victim["latency_untold"] > 0)
+        assert bool(victim["cannot_tell"]) == (victim["latency_unknown"] > 0)
     assert reported["suspects"][0]["job"] == reported["first_suspect"]
     assert reported["seconds"] <= seconds < 60
     assert "SIMULATED days" in err

@@ -6,7 +6,7 @@ import { count, counted } from "./format.js";
 const SHOWN = 200;
 const FILTERED_FROM = 15;
 
-/** How each table is sorted, filtered and unfolded, by its id: kept while views are drawn anew. */
+/** How each table is sorted, filtered and unfolded, by its id: kept while views are redrawn. */
 const states = new Map();
 
 function order(a, b) {

@@ -139,7 +139,7 @@ function probability(p) {
 function answer(c) {
   const d = c.difference_percent;
   const isClear = d && isKnown(d.low) && (d.low > 0 || d.high < 0);
-  const word = isClear ? (d.value > 0 ? "more" : "less") : "no difference can be told";
+  const word = isClear ? (d.value > 0 ? "more" : "less") : "no difference shown";
   return section("Comparison",
     h("p", { class: "verdict" }, state(isClear ? word : "over", isClear ? `The new side has ${word} ${c.metric}: ` : `By this much data ${word}: `), change(d)),
     facts([

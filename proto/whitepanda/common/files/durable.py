@@ -23,7 +23,7 @@ def create_beside(file: Path) -> tuple[Path, IO[bytes]]:
 
 @contextmanager
 def replacing(path: Path, *, mode: int, fresh: bool = False) -> Iterator[IO[bytes]]:
-    """Yield a stream that writes a file anew; it takes the place of `path` at the end, once it is on the disk.
+    """Yield a stream that writes a new file; it takes the place of `path` at the end, once it is on the disk.
 
     After any error, also the caller's, `path` is as before and nothing is left next to it. A device, a pipe and a link
     into /proc (/dev/stdout) are written in place.

@@ -135,9 +135,11 @@ def test_a_sample_is_written_once_however_many_ticks_see_it(tmp_path):
 BAD = {
     b"": "r:1: not a recording: ",
     b"nonsense\n": "r:1: not a recording: ",
-    b'{"source":"a","mono_ns":1,"unix_ns":1}\n': "r: not a recording; this version reads format 1: record anew with it",
+    b'{"source":"a","mono_ns":1,"unix_ns":1}\n': (
+        "r: not a recording; this version reads format 1: record again with it"
+    ),
     b'{"format":"whitepanda-recording","version":3,"tick_s":1}\n': (
-        "r: a recording of format 3; this version reads format 1: record anew with it"
+        "r: a recording of format 3; this version reads format 1: record again with it"
     ),
     b'{"format":"whitepanda-recording","version":1}\n': "r:1: not a recording's first line: ",
     b'{"format":"whitepanda-recording","version":1,"tick_s":0}\n': "r:1: tick_s must be above 0 (value 0.0)",

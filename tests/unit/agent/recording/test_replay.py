@@ -245,7 +245,7 @@ def test_a_damaged_recording_is_one_clear_error(recording, tmp_path):
 
 def test_a_recording_of_an_older_format_is_one_clear_error(tmp_path):
     (tmp_path / "old").write_text('{"source":"procfs","mono_ns":1,"unix_ns":1}\n')
-    with pytest.raises(InputError, match=r"old: not a recording; .*: record anew with it$"):
+    with pytest.raises(InputError, match=r"old: not a recording; .*: record again with it$"):
         read_all(RecordedRows([tmp_path / "old"]))
 
 

@@ -339,7 +339,7 @@ def outcome(first: str | None = "scan") -> Outcome:
         host="host-2",
         victims=(
             Victim("web-1", 1.5, 1.46, True, "victim", 1.42, 1.3, 1.58, 1.44, 10, 9),
-            Victim("web-2", None, None, flagged=False, latency_untold=7, cannot_tell="no_model"),
+            Victim("web-2", None, None, flagged=False, latency_unknown=7, cannot_tell="no_model"),
             Victim("web-3", 1.3, 1.31, True, "victim", 1.2, 1.1, 1.25, 1.61, 8, 1, 2, "out_of_range:ipc"),
         ),
         suspects=(Ranked("scan-1", "scan", 5.5, 0.7, 3.85),),
@@ -368,9 +368,9 @@ def test_json_is_one_object_and_a_wrong_suspect_is_an_error(capsys: pytest.Captu
         "latency_low": None,
         "latency_high": None,
         "true_latency_degradation": None,
-        "latency_told": 0,
+        "latency_known": 0,
         "latency_held": 0,
-        "latency_untold": 7,
+        "latency_unknown": 7,
         "cannot_tell": "no_model",
         "is_held": None,
     }
@@ -394,8 +394,8 @@ def test_people_see_suspects_victims_and_the_truth(first: str, words: str) -> No
         ["web-2", "-", "-", "cannot tell", "-", "-", "-"],
         ["web-3", "1.31", "1.30", "1.20 1.10-1.25", "1.61", "NO 1/8", "victim"],
     ]
-    assert "web-2: latency cannot be told at 7 of 7 moments: no_model" in text
-    assert "web-3: latency cannot be told at 2 of 10 moments: out_of_range:ipc" in text
+    assert "web-2: latency is unknown at 7 of 7 moments: no_model" in text
+    assert "web-3: latency is unknown at 2 of 10 moments: out_of_range:ipc" in text
 
 
 def test_progress_as_lines_and_as_a_screen() -> None:
@@ -698,7 +698,7 @@ def test_an_estimate_is_compared_with_the_truth_of_its_own_moment(tmp_path: Path
     ]
     slots = [SlotEstimate(start * S, 1.3, "victim") for start in (100, 102)]
     reported = running._victim(Truth(file), "web", slots)
-    assert (reported.latency_told, reported.latency_held, reported.latency_untold) == (3, 2, 1)
+    assert (reported.latency_known, reported.latency_held, reported.latency_unknown) == (3, 2, 1)
     assert reported.cannot_tell == "unlike_training"
     found = (
         reported.latency_degradation,
