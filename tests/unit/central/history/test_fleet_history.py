@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central.history import queries
+from central.history import files, queries
 from central.history.queries import METRICS, Scope
 from central.history.reader import FleetHistory
 from central.history.steps import Steps, choose_steps
@@ -150,6 +150,13 @@ def test_a_batch_that_two_replicas_took_counts_once(lake, is_from_slots) -> None
     [lines] = asked(lake, Scope(vms=("a",)), steps).vms
     assert lines.values[METRIC]["count"].tolist() == [1, 9]
     assert_is(lines, [*both, *late, window("a", DAY - 10 * S, 2)], steps, [METRIC])
+
+
+def test_copies_of_what_is_rolled_up_would_be_noticed(lake, monkeypatch) -> None:
+    """The mutant of the test above: segments whose batches the slots may have are not compared with them."""
+    monkeypatch.setattr(files, "_is_shared", lambda *_: False)
+    with pytest.raises(AssertionError):
+        test_a_batch_that_two_replicas_took_counts_once(lake, is_from_slots=True)
 
 
 def test_a_vm_that_moved_is_one_line_with_its_hosts(lake) -> None:
