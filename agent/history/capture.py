@@ -29,10 +29,10 @@ from whitepanda.v1 import host_pb2
 
 _KEY_NS = 60 * 10**9  # how often a tick is written whole
 _STEP_NS = 10**9
-_EXPLAIN_NS = 30 * 10**9  # how often a VM that suffers or inflicts is explained anew
+_EXPLAIN_NS = 30 * 10**9  # how often a VM that suffers or inflicts is explained again
 _MOST_EXPLAINED = 4  # in one tick: an explanation takes half a millisecond
 _EXPLAINED = ("victim", "affected", "inflicting")
-_REFRESH_TICKS = 20  # how often the words of a verdict that stays are written anew
+_REFRESH_TICKS = 20  # how often the words of a verdict that stays are written again
 _NO_METRICS = frozenset[str]()
 _UNKNOWN = (math.nan,) * 3
 _Judged = tuple[str, tuple[str, ...], Degradation | None]
@@ -126,7 +126,7 @@ class Capture:
             self._tick_ms,
         )
         self._uuids, self._verdicts = uuids, verdicts
-        self._writer.put(TICKS, unix_ns, mono_ns, lambda: frames.encode(frame), anew=is_key)
+        self._writer.put(TICKS, unix_ns, mono_ns, lambda: frames.encode(frame), is_key=is_key)
 
     def windows(self, windows: Sequence[CpiWindow]) -> None:
         """Keep windows that ended together."""

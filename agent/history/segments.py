@@ -129,16 +129,16 @@ class SegmentWriter:
         """The time of the oldest frame; None: there is none."""
         return min((one.first_unix_ns for one in self._bytes), default=None)
 
-    def append(self, unix_ns: int, mono_ns: int, payload: bytes, *, anew: bool | None = None) -> int:
+    def append(self, unix_ns: int, mono_ns: int, payload: bytes, *, is_key: bool | None = None) -> int:
         """Write a frame; return its bytes. OSError: nothing was written that is read.
 
-        `anew`: whether it begins a file; None: as the time says.
+        `is_key`: whether it begins a file, as a whole frame does; None: as the time says.
         """
         last_ns, last_mono_ns = self._last_ns, self._last_mono_ns
         stepped = bool(last_ns) and abs((unix_ns - last_ns) - (mono_ns - last_mono_ns)) > _STEP_NS
-        if anew is None:
-            anew = stepped or unix_ns <= last_ns or unix_ns - self._first_ns >= self._roll_ns
-        if anew:
+        if is_key is None:
+            is_key = stepped or unix_ns <= last_ns or unix_ns - self._first_ns >= self._roll_ns
+        if is_key:
             self.end_file()
         deflater = zlib.compressobj(_LEVEL, zdict=self._dictionary)
         body = deflater.compress(payload) + deflater.flush()

@@ -38,7 +38,7 @@ class _Item(NamedTuple):
     unix_ns: int
     mono_ns: int
     make: Callable[[], bytes]
-    anew: bool
+    is_key: bool
 
 
 @dataclass(slots=True)
@@ -78,16 +78,16 @@ class HistoryWriter:
         self._start_unix_ns = now_unix_ns
         self._thread.start()
 
-    def put(self, kind: str, unix_ns: int, mono_ns: int, make: Callable[[], bytes], *, anew: bool = False) -> None:
+    def put(self, kind: str, unix_ns: int, mono_ns: int, make: Callable[[], bytes], *, is_key: bool = False) -> None:
         """Queue a frame; if the disk hangs it is dropped and counted."""
-        if kind == TICKS and anew:
+        if kind == TICKS and is_key:
             self.wants_key = False
         with self._changed:
             if len(self._waiting) >= _MAX_WAITING:
                 self._overflows += 1
                 self.wants_key |= kind == TICKS
                 return
-            self._waiting.append(_Item(kind, unix_ns, mono_ns, make, anew))
+            self._waiting.append(_Item(kind, unix_ns, mono_ns, make, is_key))
             self._changed.notify()
 
     def stop(self) -> None:
@@ -120,7 +120,7 @@ class HistoryWriter:
                     break
                 item = self._waiting.popleft()
             # Ticks that were made before the loss of an earlier one was known are of no use without it.
-            is_useless = item.kind == TICKS and self._is_cut and not item.anew
+            is_useless = item.kind == TICKS and self._is_cut and not item.is_key
             if is_useless or not self._attempt(lambda item=item: self._write(item)):  # type: ignore[misc] # mypy knows no defaults
                 self._status.lost += 1
                 if item.kind == TICKS:
@@ -132,10 +132,10 @@ class HistoryWriter:
         if reason := self._no_room():
             raise OSError(reason)
         segment_log = self._log_of(item.kind)
-        segment_log.append(item.unix_ns, item.mono_ns, item.make(), anew=item.anew if item.kind == TICKS else None)
+        segment_log.append(item.unix_ns, item.mono_ns, item.make(), is_key=item.is_key if item.kind == TICKS else None)
         if item.kind == TICKS:
             self._is_cut = False
-        if item.anew or item.kind == WINDOWS:
+        if item.is_key or item.kind == WINDOWS:
             self._enforce_budget(item.unix_ns)
         self._status.bytes = sum(one.total_bytes for one in self._logs.values())
 

@@ -169,7 +169,7 @@ def _rank(text: str, hit: fleet_pb2.SearchHit) -> tuple[bool, bool, bool, str]:
 
 
 def last_running(context: Context) -> Running | None:
-    """Return which VMs run, as it was last read, and have it read anew if that is old; None if it never was."""
+    """Return which VMs run, as it was last read, and have it read again if that is old; None if it never was."""
     running, is_old = context.recent.known()
     if is_old and (context.refreshing is None or context.refreshing.done()):
         context.refreshing = asyncio.create_task(_refresh(context), name="who runs now")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MEMORY_MIB = 512
 _THREADS = 2
 _DEADLINE_S = 20.0
-_FILES = 5000  # that a database remembers; then it begins anew
+_FILES = 5000  # that a database remembers; then it starts again
 Found = TypeVar("Found")
 
 #: Of each metric and step.

@@ -21,8 +21,8 @@ S = 10**9
 def in_the_loop() -> None:
     """The guarantee broken: whoever keeps a frame writes it, and gets what fails."""
 
-    def put(self, kind, unix_ns, mono_ns, make, *, anew=False) -> None:
-        self._write(history._Item(kind, unix_ns, mono_ns, make, anew))
+    def put(self, kind, unix_ns, mono_ns, make, *, is_key=False) -> None:
+        self._write(history._Item(kind, unix_ns, mono_ns, make, is_key))
 
     history.HistoryWriter.put = put
 
@@ -35,10 +35,12 @@ def main(folder: str, began_ns: str, *mutants: str) -> None:
     for number in range(1_000_000):
         payload = number.to_bytes(8, "big") + os.urandom(2000)
         at_ns = int(began_ns) + number * S // 100
-        anew = number % 50 == 0
+        is_key = number % 50 == 0
         for kind in (history.TICKS, history.WINDOWS)[: 2 if number % 10 == 0 else 1]:
             before = keeper._status.bytes
-            keeper.put(kind, at_ns, number * S // 100, lambda payload=payload: payload, anew=kind == "ticks" and anew)
+            keeper.put(
+                kind, at_ns, number * S // 100, lambda payload=payload: payload, is_key=kind == "ticks" and is_key
+            )
             while keeper._status.bytes == before:  # until it is written
                 time.sleep(0.0002)
         os.write(1, f"{number}\n".encode())

@@ -78,7 +78,7 @@ function marked(marks) {
 const HEIGHT = 220;
 const LEAST_DRAG = 8; // pixels
 
-/** Whether somebody drags in a chart just now: it must not be drawn anew under the pointer. */
+/** Whether somebody drags in a chart just now: it must not be redrawn under the pointer. */
 export const isDragging = () => document.querySelector(".chart[data-dragged]") !== null;
 
 /** Dragging over a time shows that time: another link, for which central is asked again, so all charts follow. */

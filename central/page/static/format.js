@@ -91,7 +91,7 @@ export const time = (ns) => moment(ns, ago, { "data-ago": ns / 1e6 });
 /** A moment by day and clock, where many are compared. */
 export const exact = (ns) => moment(ns, clock, {});
 
-/** Let what is said of the past stay true while nothing is drawn anew. */
+/** Let what is said of the past stay true while nothing is redrawn. */
 export function keepAgo() {
   for (const each of document.querySelectorAll("time[data-ago]")) {
     const text = ago(Number(each.dataset.ago));

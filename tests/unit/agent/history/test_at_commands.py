@@ -55,7 +55,7 @@ def stopped(tmp_path):
     for begin in (BEGAN, STOPPED - 60 * S):
         for second in range(60):
             at = begin + second * S
-            writer.put(TICKS, at, at - BEGAN, lambda second=second: frames.encode(tick(second)), anew=second == 0)
+            writer.put(TICKS, at, at - BEGAN, lambda second=second: frames.encode(tick(second)), is_key=second == 0)
             while writer._waiting:
                 time.sleep(0.0005)
     writer.stop()

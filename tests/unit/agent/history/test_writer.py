@@ -28,8 +28,8 @@ def opened(folder, *, days=7.0, max_mib=512):
     return writer
 
 
-def put(writer, kind, second, payload=b"x", *, anew=False):
-    writer.put(kind, T0 + second * S, second * S, lambda: payload, anew=anew)
+def put(writer, kind, second, payload=b"x", *, is_key=False):
+    writer.put(kind, T0 + second * S, second * S, lambda: payload, is_key=is_key)
 
 
 def until(condition):
@@ -46,7 +46,7 @@ def times(folder, kind):
 def test_ticks_and_windows_are_kept_and_counted(folder):
     writer = opened(folder)
     for second in range(20):
-        put(writer, TICKS, second, anew=second % 10 == 0)
+        put(writer, TICKS, second, is_key=second % 10 == 0)
     put(writer, WINDOWS, 10)
     put(writer, WINDOWS, 20)
     writer.stop()
@@ -60,7 +60,7 @@ def test_ticks_are_kept_for_15_minutes_and_windows_for_days(folder):
     writer = opened(folder, days=0.5)
     for second in range(0, 3 * 86_400, 1800):
         put(writer, WINDOWS, second)
-        put(writer, TICKS, second, anew=True)
+        put(writer, TICKS, second, is_key=True)
         until(lambda: not writer._waiting)
     writer.stop()
     assert times(folder, TICKS) == [3 * 86_400 - 1800]
@@ -71,13 +71,13 @@ def test_ticks_are_kept_for_15_minutes_and_windows_for_days(folder):
 def test_the_budget_holds_at_the_start_too(folder):
     many = SegmentWriter(folder / WINDOWS, 3600 * S)
     for hour in range(-40, 0):
-        many.append(T0 + hour * 3600 * S, 0, os.urandom(100_000), anew=True)
+        many.append(T0 + hour * 3600 * S, 0, os.urandom(100_000), is_key=True)
     many.end_file()
     writer = opened(folder, max_mib=1)
     until(lambda: writer.status().bytes)
     assert writer.status().bytes <= 1 << 20
     for second in range(30):
-        put(writer, TICKS, second * 60, os.urandom(100_000), anew=True)
+        put(writer, TICKS, second * 60, os.urandom(100_000), is_key=True)
         until(lambda: not writer._waiting)
     put(writer, WINDOWS, 1800, os.urandom(1000))
     writer.stop()
@@ -94,7 +94,7 @@ def test_an_error_stops_it_with_one_line_and_it_goes_on_afterwards(folder, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with capture_logs() as logs:
-        put(writer, TICKS, 0, anew=True)
+        put(writer, TICKS, 0, is_key=True)
         until(lambda: times(folder, TICKS) == [0])
         monkeypatch.setattr(SegmentWriter, "_write", full)
         for second in range(1, 4):
@@ -106,7 +106,7 @@ def test_an_error_stops_it_with_one_line_and_it_goes_on_afterwards(folder, monke
         assert writer.wants_key
         monkeypatch.setattr(SegmentWriter, "_write", real)
         put(writer, TICKS, 5)  # of no use: the frames before it are lost
-        put(writer, TICKS, 6, anew=True)
+        put(writer, TICKS, 6, is_key=True)
         put(writer, TICKS, 7)
         writer.stop()
     assert times(folder, TICKS) == [0, 6, 7]
@@ -142,7 +142,7 @@ def test_a_disk_that_hangs_costs_frames_and_nobody_waits(folder, monkeypatch):
     monkeypatch.setattr(SegmentWriter, "append", hangs)
     began = time.monotonic()
     for second in range(100):
-        put(writer, TICKS, second, anew=second == 0)
+        put(writer, TICKS, second, is_key=second == 0)
     assert time.monotonic() - began < 1
     assert writer.status().lost_frames == 100 - 64 - 1 or writer.status().lost_frames == 100 - 64
     assert writer.wants_key
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     with capture_logs() as logs:
         writer = opened(tmp_path / "history")
         for second in range(3):
-            put(writer, TICKS, second, anew=True)
+            put(writer, TICKS, second, is_key=True)
         writer.stop()
     assert (writer.status().state, writer.status().lost_frames) == ("stopped", 3)
     assert len(logs) <= 2
