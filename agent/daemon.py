@@ -119,7 +119,7 @@ class Daemon:
                 loop.remove_signal_handler(number)
             stuck = self._slots.stop(STOP_WAIT_S, lambda: self._clock.mono_ns() / 1e9)
             if stuck:
-                _log.warning("sources left hanging at the end", sources=",".join(stuck))
+                _log.warning("sources still hang at the end", sources=",".join(stuck))
 
     async def _run(self) -> None:
         self._slots.start()

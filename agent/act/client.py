@@ -35,7 +35,7 @@ def ask(path: Path, request: Request) -> Answer:
             raise UnavailableError(f"no permission for {path}: {remedy}") from error
         if error.errno == errno.ECONNREFUSED and not path.is_socket():
             what = "a folder" if path.is_dir() else "a file"
-            raise UnavailableError(f"{path} is {what} and no socket; give the service's with --socket") from error
+            raise UnavailableError(f"{path} is {what}, not a socket; give the service's with --socket") from error
         remedy = "start it with `systemctl start whitepanda-act`, or give --socket"
         raise UnavailableError(f"no service answers at {path}: {remedy}") from error
     except msgspec.ValidationError as error:

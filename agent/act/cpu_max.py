@@ -73,7 +73,7 @@ class CpuMax(Backend):
             has = int(quota) / int(period) if quota != "max" else float(self._vcpus)
             wanted = max(_MIN_QUOTA_US, round(amount * int(period)))
         if has and wanted / int(period) >= has:
-            raise ActError(f"VM {vm} may use {has:g} cores already; {amount:g} is no less")
+            raise ActError(f"VM {vm} may use {has:g} cores already; {amount:g} is not less")
         if not os.access(self._file, os.W_OK):
             raise ActError(f"{self._file} is not writable: the service must be root, without ProtectControlGroups=yes")
         return f"{wanted} {period}"

@@ -65,7 +65,7 @@ class Resctrl(Backend):
                 remedy = f"needs a CPU with RDT or QoS, and `mount -t resctrl resctrl {self._root}`"
                 raise ActError(f"{self._root}: no resctrl; {remedy}")
             if (group := self._group(vm)).is_dir():
-                raise ActError(f"{group} is left of an action that has no record any more; `rmdir {group}` lifts it")
+                raise ActError(f"{group} remains from an action without a record; remove it with `rmdir {group}`")
             self._check_is_free(vm, self._threads(pid))
             schemata = _schemata(self._root)
             name = "MB" if self._action == "limit-bandwidth" else "L3"

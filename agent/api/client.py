@@ -123,7 +123,7 @@ def _why_silent(error: OSError, path: Path) -> str:
         return f"no permission for {path}: become root, or join the group that owns it (ls -l {path})"
     if error.errno == errno.ECONNREFUSED and not path.is_socket():
         what = "a folder" if path.is_dir() else "a file"
-        return f"{path} is {what} and no socket; give the agent's with --socket"
+        return f"{path} is {what}, not a socket; give the agent's with --socket"
     if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
         return f"no agent answers at {path}: start it with `systemctl start whitepanda-agent`, or give --socket"
     return f"cannot ask the agent at {path}: {error.strerror or error}; give --socket"

@@ -170,7 +170,7 @@ class VmTable:
                 self._break(uuid, identity, error)
             else:
                 if self._broken and self._broken.pop(uuid, ""):
-                    _log.info("VM's data makes sense again", vm=identity.name, uuid=uuid)
+                    _log.info("VM's data is consistent again", vm=identity.name, uuid=uuid)
 
     def _update_vm(
         self, uuid: str, identity: VmIdentity, fresh: "Sequence[_Sampled]", absent: Sequence[Reason]

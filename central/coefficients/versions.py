@@ -168,7 +168,8 @@ def _check_finite(tables: dict[str, pa.Table]) -> None:
                 job, value = (table.filter(odd)[each][0].as_py() for each in ("job", name))
                 raise NotFiniteError(
                     f"{file.removesuffix('.parquet')}: {name} of {count} of {len(table)} rows is not a finite number, "
-                    f"the first of job {job!r} ({value}); this is no version. Is there an absurd CPI or CPU usage in "
+                    f"the first of job {job!r} ({value}); a version must have finite numbers. "
+                    "Is there an absurd CPI or CPU usage in "
                     "the lake's samples of that job?"
                 )
 

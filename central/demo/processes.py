@@ -47,7 +47,7 @@ class Daemons:
             code = daemon.process.poll()
             if code is not None:
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                raise UnavailableError(f"demo: {daemon.name} {how}; its last words: {_tail(daemon.log)}")
+                raise UnavailableError(f"demo: {daemon.name} {how}; the end of its log: {_tail(daemon.log)}")
 
     def tail(self, name: str) -> str:
         """Return the last lines of a daemon's log, as one line."""

@@ -156,7 +156,7 @@ def _told(log: str) -> tuple[list[int], list[int]]:
     """Return the versions that a replica's log says it built, and those that it took from another one."""
     built, taken = (
         [int(number) for number in re.findall(rf'event="{event}" component=builds version=(\d+)', log)]
-        for event in ("version built", "version of another replica taken")
+        for event in ("version built", "using the version that another replica built")
     )
     return built, taken
 

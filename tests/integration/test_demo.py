@@ -128,7 +128,7 @@ def test_a_daemon_that_dies_fails_the_demo_with_one_line(short_tmp: Path) -> Non
     out, err = running.communicate(timeout=60)
     assert running.returncode == 4
     assert out == ""
-    assert "error: demo: host-3 was killed by signal 9; its last words:" in err
+    assert "error: demo: host-3 was killed by signal 9; the end of its log:" in err
     assert "Traceback" not in err
     assert children_of_demos(str(short_tmp)) == []
     assert list(short_tmp.iterdir()) == []

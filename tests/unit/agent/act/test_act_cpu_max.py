@@ -76,11 +76,11 @@ def test_a_limit_is_of_the_whole_vm_and_is_taken_back(host, manager, group):
     assert file.read_text() == "150000 100000\n"
     assert (backend.read(VM), backend.is_ours(after, after), backend.is_ours("1 2", after)) == (after, True, False)
     assert backend.command(VM, after) == f"echo '150000 100000' >{file}"
-    with pytest.raises(ActError, match=r"may use 1\.5 cores already; 1\.5 is no less"):
+    with pytest.raises(ActError, match=r"may use 1\.5 cores already; 1\.5 is not less"):
         backend.target(VM, 1.5)
     backend.write(VM, before)
     assert backend.read(VM) == "max 100000"
-    with pytest.raises(ActError, match="may use 4 cores already; 4 is no less"):  # it has 4 vCPUs
+    with pytest.raises(ActError, match="may use 4 cores already; 4 is not less"):  # it has 4 vCPUs
         backend.target(VM, 4.0)
     assert CpuMax(backend.group).target(VM, 4.0) == "400000 100000"  # where their number is not known
 

@@ -425,7 +425,7 @@ def test_a_quota_is_set_by_the_command_that_is_recommended():
     assert virsh.ran[-1] == ["virsh", "-q", "-c", "qemu:///system", "schedinfo", VM, "--live", "vcpu_quota=37500"]
     assert (quota.read(VM), quota.is_ours(after, after)) == (after, True)
     assert quota.command(VM, after) == f"virsh -q -c qemu:///system schedinfo {VM} --live vcpu_quota=37500"
-    with pytest.raises(ActError, match=r"may use 1\.5 cores already; 1\.5 is no less"):
+    with pytest.raises(ActError, match=r"may use 1\.5 cores already; 1\.5 is not less"):
         quota.target(VM, 1.5)
     quota.write(VM, "-1/100000")
     assert quota.read(VM) == "-1/100000"

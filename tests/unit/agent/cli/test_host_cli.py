@@ -406,7 +406,7 @@ def test_what_is_no_socket_is_named(run, tmp_path):
     (tmp_path / "file").touch()
     for path, what in ((tmp_path, "a folder"), (tmp_path / "file", "a file")):
         for command, whose in ((["vms"], "agent"), (["act", "list"], "service")):
-            message = f"error: {path} is {what} and no socket; give the {whose}'s with --socket\n"
+            message = f"error: {path} is {what}, not a socket; give the {whose}'s with --socket\n"
             assert run(*command, "--socket", str(path)) == (4, "", message)
 
 

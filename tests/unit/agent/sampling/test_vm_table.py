@@ -307,7 +307,7 @@ def test_one_vms_bad_data_costs_nobody_else_and_is_reported_once():
         host.at(14, whole(14, "u1", "u2"))
     assert host.vms["u1"].rates.cpi == pytest.approx(1.6)
     assert host.table.errors == 3
-    assert [entry["event"] for entry in logs] == ["VM left out: inconsistent data", "VM's data makes sense again"]
+    assert [entry["event"] for entry in logs] == ["VM left out: inconsistent data", "VM's data is consistent again"]
 
 
 def test_a_renamed_vm_gets_its_job_again_and_keeps_its_epoch():

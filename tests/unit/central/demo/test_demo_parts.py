@@ -247,7 +247,7 @@ def test_a_daemon_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> N
     daemons = Daemons()
     daemons.start("agent", ["check-config", str(tmp_path / "none.toml")], tmp_path / "log")
     daemons._running[0].process.wait(timeout=20)
-    with pytest.raises(UnavailableError, match=r"demo: agent ended with exit code 2; its last words: .*none.toml"):
+    with pytest.raises(UnavailableError, match=r"demo: agent ended with exit code 2; the end of its log: .*none.toml"):
         daemons.check()
     assert daemons.stop() == []
 
@@ -647,7 +647,7 @@ def test_who_stays_is_reported_when_a_daemon_ends_and_where_the_page_is(tmp_path
     assert running.asking() == ["--central", "127.0.0.1:4712", "--tls", str(tmp_path / "pki")]
     running._daemons.start("central", ["--version"], tmp_path / "log")
     try:
-        with pytest.raises(UnavailableError, match=r"demo: central ended with exit code 0; its last words"):
+        with pytest.raises(UnavailableError, match=r"demo: central ended with exit code 0; the end of its log"):
             running.stay()
     finally:
         running.close()
