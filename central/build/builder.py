@@ -100,7 +100,7 @@ class Builder(BuildStatus):
                 raise
             self.last_error = ""
             if number is not None and self._is_taken:
-                self._log.info("using the version that another replica built", version=number)
+                self._log.info("version loaded from another replica", version=number)
             elif number is not None:
                 seconds = round(time.monotonic() - began, 3)
                 self._log.info("version built", version=number, seconds=seconds, days_computed=self.last_days_computed)

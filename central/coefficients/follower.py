@@ -39,9 +39,7 @@ class VersionFollower:
     async def catch_up(self) -> None:
         """Take a newer version of the lake now, if one exists, and announce it. Raises OSError."""
         if await in_own_thread(self.take_newer):
-            self._log.info(
-                "using the version that another replica built", version=self.current.version if self.current else 0
-            )
+            self._log.info("version loaded from another replica", version=self.current.version if self.current else 0)
             self.announce()
 
     def announce(self) -> None:

@@ -250,7 +250,7 @@ class Demo:
             if time.monotonic() - self._began > _DEADLINE_S:
                 raise UnavailableError(
                     f"demo: after {_DEADLINE_S:.0f} s still waiting until {what}; "
-                    f"{who}'s last words: {self._daemons.tail(who)}"
+                    f"the end of {who}'s log: {self._daemons.tail(who)}"
                 )
             time.sleep(_POLL_S)
 

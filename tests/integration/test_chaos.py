@@ -156,7 +156,7 @@ def _told(log: str) -> tuple[list[int], list[int]]:
     """Return the versions that a replica's log says it built, and those that it took from another one."""
     built, taken = (
         [int(number) for number in re.findall(rf'event="{event}" component=builds version=(\d+)', log)]
-        for event in ("version built", "using the version that another replica built")
+        for event in ("version built", "version loaded from another replica")
     )
     return built, taken
 
@@ -302,8 +302,8 @@ def test_the_check_notices_who_built_without_the_lease(tmp_path) -> None:
     seen.tokens, seen.holders = {1: 1, 2: 2}, {1: "central-0-0a", 2: "central-1-1b"}
     line = 'timestamp=1 level=info event="version {}" component=builds version={} seconds=1.0\n'.format
     good = {
-        "central-0": line("built", 1) + line("of another replica taken", 2),
-        "central-1": line("of another replica taken", 1) + line("built", 2),
+        "central-0": line("built", 1) + line("loaded from another replica", 2),
+        "central-1": line("loaded from another replica", 1) + line("built", 2),
     }
     assert _log_faults(seen, good) == []
     stolen = good | {"central-0": good["central-0"] + line("built", 2)}
@@ -311,7 +311,7 @@ def test_the_check_notices_who_built_without_the_lease(tmp_path) -> None:
         "version 2 was built by central-0 under the lease of central-1-1b",
         "version 2 was built by central-0 and by central-1",
     ]
-    ghost = good | {"central-1": line("of another replica taken", 9)}
+    ghost = good | {"central-1": line("loaded from another replica", 9)}
     assert _log_faults(seen, ghost) == ["central-1 took version 9, which never was"]
     back = good | {"central-0": line("built", 1) + line("built", 1)}
     assert "central-0 built versions in the order [1, 1]" in _log_faults(seen, back)

@@ -630,7 +630,7 @@ def test_what_does_not_happen_in_time_is_reported_with_the_last_words(
     monkeypatch.setattr(running._daemons, "check", lambda: None)  # it ends at once: here only its words count
     running._daemons._running[0].process.wait(timeout=20)
     with pytest.raises(
-        UnavailableError, match=r"after 0 s still waiting until pigs fly; central's last words: whitepanda \d"
+        UnavailableError, match=r"after 0 s still waiting until pigs fly; the end of central's log: whitepanda \d"
     ):
         running._until("pigs fly", "central", lambda: False)
     running.close()
