@@ -80,7 +80,7 @@ def test_what_cannot_be_given_is_refused(tree, action, amount, roots, said):
 
 def test_a_group_that_was_left_behind_is_not_taken_for_how_the_vm_was(tree):
     group(tree, ROOTS)
-    with pytest.raises(ActError, match=rf"has no record any more; `rmdir {tree}/{PREFIX}{VM}` lifts it"):
+    with pytest.raises(ActError, match=rf"without a record; remove it with `rmdir {tree}/{PREFIX}{VM}`"):
         backend(tree).target(VM, 2)
 
 
