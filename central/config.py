@@ -234,7 +234,7 @@ def _webhook_problems(webhooks: WebhooksSection) -> Iterator[str]:
         elif scheme == "http" and not is_loopback(host):
             yield f"{key} must be https: messages name VMs and jobs; http only to this machine (host {host[:80]!r})"
         if url in known:
-            yield f"{key} is there twice (host {host[:80]!r})"
+            yield f"{key} is given twice (host {host[:80]!r})"
         known.add(url)
     url = webhooks.incident_url
     if url and (_scheme_and_host(url)[0] not in {"http", "https"} or "{id}" not in url):

@@ -196,7 +196,7 @@ class Central:
 
     def _tls_changed(self, problem: str) -> None:
         if problem:
-            self._log.error("changed certificate files cannot be used; the ones before stay in force", problem=problem)
+            self._log.error("the new certificate files cannot be used; the previous ones stay in use", problem=problem)
         else:
             self._log.info("changed certificate files are in force", certificate=self.config.central.tls.certificate)
 

@@ -145,7 +145,7 @@ def _none_of_that_name(directory: Path, name: str) -> str:
         return f"{directory}: give the name without .crt ({bare})"
     known = sorted(path.stem for path in directory.glob("*.crt") if path.stem not in _RESERVED)
     more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
-    return f"{directory}: no certificate of {name!r}; there are {', '.join(known[:_NAMED]) or 'none'}{more}"
+    return f"{directory}: no certificate of {name!r}; known: {', '.join(known[:_NAMED]) or 'none'}{more}"
 
 
 def _valid_from_now(directory: Path, ca: x509.Certificate, days: int) -> x509.CertificateBuilder:

@@ -112,7 +112,7 @@ class Actor:
         if before is None:
             raise ActError(f"no VM {asked.vm} runs here")
         if before == after:
-            raise RefusedError(f"VM {asked.vm} is limited so already ({after})")
+            raise RefusedError(f"VM {asked.vm} already has this limit ({after})")
         command = backend.command(asked.vm, after)
         if self.limits.dry_run:
             done = Done(0, asked.action, asked.vm, before, after, "dry_run", f"would run: {command}")

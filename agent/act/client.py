@@ -35,16 +35,18 @@ def ask(path: Path, request: Request) -> Answer:
             raise UnavailableError(f"no permission for {path}: {remedy}") from error
         if error.errno == errno.ECONNREFUSED and not path.is_socket():
             what = "a folder" if path.is_dir() else "a file"
-            raise UnavailableError(f"{path} is {what}, not a socket; give the service's with --socket") from error
+            raise UnavailableError(
+                f"{path} is {what}, not a socket; give the socket of `whitepanda act` with --socket"
+            ) from error
         remedy = "start it with `systemctl start whitepanda-act`, or give --socket"
         raise UnavailableError(f"no service answers at {path}: {remedy}") from error
     except msgspec.ValidationError as error:
-        raise UnavailableError(f"the service at {path} is of another version: {error}") from error
+        raise UnavailableError(f"the service at {path} runs another version; restart it: {error}") from error
     except msgspec.DecodeError as error:
         if not line:
             raise UnavailableError(f"the service at {path} ended without an answer; see its log") from error
         raise UnavailableError(
-            f"what answers at {path} is not the service of `whitepanda act`: give its socket with --socket, by default "
+            f"the server at {path} is not `whitepanda act`: give the socket of that service with --socket, by default "
             f"{ActSection().socket}"
         ) from error
     if answer.error:

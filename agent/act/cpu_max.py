@@ -28,13 +28,13 @@ def cpu_max_of(vm: VmIdentity, tree: CgroupTree) -> "CpuMax":
         raise ActError(f"the control group of VM {vm.uuid} (process {vm.pid}) is not known: {error}") from error
     if is_v1 or (groups.v2 is None and groups.reason is not Reason.SHARED):
         raise ActError(
-            f"VM {vm.uuid} is not of libvirt, so only cpu.max of cgroup v2 could limit it, and the CPU of this host is "
-            "not under v2; boot it with systemd.unified_cgroup_hierarchy=1"
+            f"VM {vm.uuid} is not managed by libvirt, so only cpu.max (cgroup v2) could limit it, and this host's cpu "
+            "controller is not in v2; boot the host with systemd.unified_cgroup_hierarchy=1"
         )
     if groups.v2 is None:
         raise ActError(
-            f"VM {vm.uuid} has no control group of its own: other processes are in that of its process {vm.pid} and "
-            "would be limited too; start it in one of its own (`systemd-run --scope`)"
+            f"VM {vm.uuid} has no control group of its own: its process {vm.pid} shares one with other processes, "
+            "which would be limited too; start the VM in its own scope (`systemd-run --scope`)"
         )
     found = CpuMax(groups.v2, vm.vcpus)
     if found.read(vm.uuid) is None:
@@ -73,7 +73,7 @@ class CpuMax(Backend):
             has = int(quota) / int(period) if quota != "max" else float(self._vcpus)
             wanted = max(_MIN_QUOTA_US, round(amount * int(period)))
         if has and wanted / int(period) >= has:
-            raise ActError(f"VM {vm} may use {has:g} cores already; {amount:g} is not less")
+            raise ActError(f"VM {vm} can use at most {has:g} cores already; give fewer (value {amount:g})")
         if not os.access(self._file, os.W_OK):
             raise ActError(f"{self._file} is not writable: the service must be root, without ProtectControlGroups=yes")
         return f"{wanted} {period}"

@@ -94,7 +94,7 @@ class Quota(Backend):
         wanted = quota_us(amount, int(found[1]), period)
         if wanted >= (quota if quota > 0 else period):
             cores = (quota if quota > 0 else period) * int(found[1]) / period
-            raise ActError(f"VM {vm} may use {cores:g} cores already; {amount:g} is not less")
+            raise ActError(f"VM {vm} can use at most {cores:g} cores already; give fewer (value {amount:g})")
         return f"{wanted}/{period}"
 
     def write(self, vm: str, state: str) -> None:

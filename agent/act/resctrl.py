@@ -122,7 +122,7 @@ class Resctrl(Backend):
         step, least = self._number("MB/bandwidth_gran"), self._number("MB/min_bandwidth")
         percent = math.ceil(max(amount, least) / step) * step
         if percent >= most:
-            raise ActError(f"percent must be below {most}, which all have (value {percent})")
+            raise ActError(f"percent must be below {most}, the limit of the root group (value {percent})")
         return {domain: min(percent, value) for domain, value in root.items()}
 
     def _ways(self, amount: float, root: dict[str, int]) -> dict[str, int]:

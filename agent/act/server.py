@@ -176,7 +176,7 @@ class Server:
             except Exception as error:  # noqa: BLE001 - one failure must not stop the undoing
                 if logged != repr(error):
                     logged = repr(error)
-                    self._log.error("a check of what is in force failed", error=logged, exc_info=error)
+                    self._log.error("checking the actions in force failed", error=logged, exc_info=error)
             await asyncio.sleep(seconds)
 
     async def _feed_watchdog(self) -> None:

@@ -1,4 +1,4 @@
-"""Limits on what central sends, so that a broken or hostile central neither fills memory nor the log.
+"""Limits on what central sends, so that a broken or hostile central cannot fill the memory or the log.
 
 docs/security.md has the numbers.
 """

@@ -123,7 +123,7 @@ def _why_silent(error: OSError, path: Path) -> str:
         return f"no permission for {path}: become root, or join the group that owns it (ls -l {path})"
     if error.errno == errno.ECONNREFUSED and not path.is_socket():
         what = "a folder" if path.is_dir() else "a file"
-        return f"{path} is {what}, not a socket; give the agent's with --socket"
+        return f"{path} is {what}, not a socket; give the agent's socket with --socket"
     if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
         return f"no agent answers at {path}: start it with `systemctl start whitepanda-agent`, or give --socket"
     return f"cannot ask the agent at {path}: {error.strerror or error}; give --socket"
@@ -143,7 +143,7 @@ def _refusal(error: grpc.RpcError, path: Path) -> InputError | UnavailableError:
         return UnavailableError(f"the agent at {path} runs another version and lacks this request")
     if "http/2" in detail.lower():  # gRPC's words where the answer is something else
         return UnavailableError(
-            f"what answers at {path} is not the agent: give the agent's socket with --socket, by default "
+            f"the server at {path} is not the agent: give the agent's socket with --socket, by default "
             f"{AgentSection().socket}"
         )
     return UnavailableError(f"the agent at {path} failed: {code.name.lower()}: {detail}; see its log")

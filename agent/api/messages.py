@@ -137,5 +137,5 @@ def _explanation(vm: host_pb2.VmSummary, why: Explanation, platform: str) -> hos
         statistics.samples, statistics.mean_cpi, statistics.std_cpi = known.samples, known.mean, known.std
         if known.robust is not None:
             statistics.location_log_cpi, statistics.scale_log_cpi = known.robust.location, known.robust.scale
-    # Whom to suspect is for all analyses together to say: `agent.antagonists.decide_victims`.
+    # Suspects come from both analyses together: `agent.antagonists.decide_victims`.
     return message_of(host_pb2.VmExplanation, why, vm=vm, statistics=statistics, suspects=())

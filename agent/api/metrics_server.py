@@ -77,7 +77,7 @@ class _Pages:
         try:
             future = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
         except RuntimeError as error:
-            raise UnavailableError("the agent is ending") from error
+            raise UnavailableError("the agent is shutting down") from error
         try:
             self._snapshot = snapshot = future.result(_SNAPSHOT_WAIT_S)
         except (TimeoutError, concurrent.futures.CancelledError) as error:
@@ -237,7 +237,7 @@ class _Server(ThreadingHTTPServer):
                 try:
                     self._context = _context(self._tls)
                 except (TlsError, OSError) as error:
-                    what = "changed certificate files cannot be used for /metrics; the ones before stay in force"
+                    what = "changed certificate files cannot be used for /metrics; the previous ones stay in use"
                     _log.error(what, problem=str(error))
             return self._context
 

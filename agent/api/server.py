@@ -26,7 +26,7 @@ from whitepanda.common.files.private import group_socket
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import host_pb2, host_pb2_grpc
 
-#: Of an answer; 1,000 VMs with all metrics are about 1 MB. Questions are small.
+#: Largest answer; 1,000 VMs with all metrics are about 1 MB. Requests are small.
 MAX_MESSAGE_BYTES = 32 << 20
 _MAX_REQUEST_BYTES = 64 << 10
 _MAX_PATH_BYTES = 107  # sun_path, less its final NUL
@@ -81,7 +81,7 @@ class LocalApi:
 def _prepare(path: Path) -> None:
     """Make the folder; remove a socket that no process serves any more."""
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        limit = f"{_MAX_PATH_BYTES} bytes, the most of a unix socket"
+        limit = f"{_MAX_PATH_BYTES} bytes, the maximum for a unix socket"
         raise ConfigError(f"agent.socket is longer than {limit} (value {str(path)!r})")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
@@ -99,7 +99,9 @@ def _prepare(path: Path) -> None:
         path.unlink(missing_ok=True)
         return
     if code in (errno.EACCES, errno.EPERM):
-        raise UnavailableError(f"no permission for the socket {path}: another user's agent; set agent.socket")
+        raise UnavailableError(
+            f"no permission for the socket {path}: it belongs to another user's agent; set another agent.socket"
+        )
     raise UnavailableError(f"another agent runs here: it answers at {path}; stop it, or set agent.socket")
 
 

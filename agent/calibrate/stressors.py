@@ -175,4 +175,4 @@ class Stressors:
         except (OSError, ValueError) as error:
             raise UnavailableError(f"{where}: {why_of(error)}") from error
         if not answer.startswith("ok"):
-            raise UnavailableError(f"{where}: the answer is '{answer}', not ok")
+            raise UnavailableError(f"{where}: answered '{answer}' instead of 'ok'")

@@ -114,7 +114,7 @@ def _show_check(plan: Plan, campaign: Campaign, problems: Sequence[WhitepandaErr
     if problems:
         return
     size = f"{plan.runs:,} runs of {len(plan.vms)} VMs, about {plan.seconds / 3600:.2g} h"
-    console.print(f"{size}; nothing hinders their start", soft_wrap=True)
+    console.print(f"{size}; ready to start", soft_wrap=True)
     _show_sources(campaign)
 
 

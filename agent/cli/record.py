@@ -71,7 +71,7 @@ def _make(file: Path, header: Header, *, replace: bool) -> Recorder:
         raise UnavailableError(f"{file}: cannot write: {error.strerror}") from error
     for other in unfinished(file):
         if other.name != recorder.part.name:  # the same folder; FILE's may be relative
-            what = "a recording that was killed, or still runs; `replay` reads it, remove it if it was killed"
+            what = "an unfinished recording; `replay` can read it; remove it unless it is still being written"
             errors.print(f"{other!s}: {what}", soft_wrap=True)
     return recorder
 

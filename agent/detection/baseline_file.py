@@ -45,7 +45,7 @@ class BaselineFile:
             return None
         if held.detector != self._detector:
             _log.warning(
-                "the baselines are another detector's: learning from scratch, over them",
+                "the saved baselines are from another detector: learning from scratch and overwriting them",
                 path=str(self._path),
                 learnt_by=held.detector,
                 detector=self._detector,

@@ -204,7 +204,7 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         return
     yield Text()
     if not answer.suspects:
-        yield Text("no suspects: no other VM here does more than usual, or is measured and not latency-sensitive")
+        yield Text("no suspects: no other VM here does more than usual, or all measured ones are latency-sensitive")
         return
     ranks = {"SUSPECT": 0, "JOB": 3, "COEFFICIENT": 2, "CORES": 1, "SCORE": 0, "INFLICTS": 0}
     rows = []

@@ -62,7 +62,7 @@ class VmTable(ScrollView, can_focus=True, inherit_bindings=False):
         self._shown: tuple[Shown, ...] = ()
         self._sort: Column = columns.VERDICT
         self._is_old = False
-        #: Of the selected VM; None: there is none.
+        #: UUID of the selected VM; None: no VM is selected.
         self.uuid: str | None = None
         #: Columns that the terminal has no room for.
         self.no_room: tuple[Column, ...] = ()
@@ -105,7 +105,7 @@ class VmTable(ScrollView, can_focus=True, inherit_bindings=False):
         if self._rows:
             at = min(max(0, self._cursor + by), len(self._rows) - 1)
             self._select(at)
-            # Under the head there is a line less than the window has.
+            # The head takes one line of the window.
             self.scroll_to_region(Region(0, max(0, at), 1, 1 + _HEAD_LINES), animate=False, force=True)
             self.refresh()
 

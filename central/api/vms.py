@@ -182,4 +182,4 @@ async def _refresh(context: Context) -> None:
     except (SlowError, LakeError, OSError):
         pass  # reported by GetJob, which waits for it
     except Exception as error:  # noqa: BLE001 - no caller waits for this task: logged here, or never
-        log.get("api").warning("who runs now is not known", error=f"{type(error).__name__}: {error}")
+        log.get("api").warning("cannot read which VMs run now", error=f"{type(error).__name__}: {error}")

@@ -46,7 +46,7 @@ class Authorisation(grpc.aio.ServerInterceptor):
         inner = handler.stream_unary or handler.stream_stream
 
         async def refuse(_requests: object, context: Any) -> None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{method} is open to no role")
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"no role may call {method}")
 
         if role is None or inner is None:
             return grpc.stream_stream_rpc_method_handler(refuse)

@@ -1,6 +1,7 @@
 """Revoked certificates: a file of their serial numbers, read again while central runs.
 
-`central.ingest.handshake` refuses hosts by it, `central.authorisation.roles` all others.
+`central.ingest.handshake` refuses hosts by it, `central.authorisation.roles` all others; `central.ingest.sessions`
+closes streams that are open.
 """
 
 import re

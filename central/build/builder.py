@@ -158,7 +158,7 @@ class Builder(BuildStatus):
             except Exception as error:  # noqa: BLE001 - as a build's failure; it is tried again after the next one
                 line = line_of(error)
                 if line != self._maintenance_error:
-                    self._log.warning("the lake was not compacted, nor old days deleted", error=line)
+                    self._log.warning("lake maintenance failed: nothing compacted, no old days deleted", error=line)
                 self._maintenance_error = line
             else:
                 self._maintenance_error = ""
@@ -191,7 +191,7 @@ class Builder(BuildStatus):
         known = self.current.manifest.jobs_left_out if self.current else {}
         if crowded := sorted(jobs.keys() - known.keys()):
             self._log.warning(
-                "machines have more jobs a day than build.max_machine_jobs; the most common ones count",
+                "some machines have more jobs a day than build.max_machine_jobs; only their most common jobs are used",
                 machines=crowded[:20],
                 max_machine_jobs=self._section.max_machine_jobs,
             )

@@ -56,7 +56,7 @@ class DayComputer:
             except Exception as error:
                 if not is_of_memory(error) or self.switch.is_on:
                     raise
-                _log.info("memory is short for a build; less is done at a time", error=line_of(error))
+                _log.info("not enough memory for the build; retrying with less at a time", error=line_of(error))
         left = [day for day in stale if not self.states.is_there(day.folder)]
         return self._compute_on(1, left, folders, check, is_short=True)
 
@@ -112,7 +112,7 @@ class DayComputer:
             if new := sorted(set(left_out) - self.slots.known_left_out):
                 self.slots.known_left_out.update(new)
                 facts = {"day": day.day.isoformat(), "machines": new, "error": line_of(error)}
-                _log.warning("rows of machines make a build fail and are left out", **facts)
+                _log.warning("rows of some machines left out: the build fails with them", **facts)
         self.states.put(folder, day.folder)
 
     def _write_slots(

@@ -112,7 +112,7 @@ class LakeDays:
         found = LeftOut(len(self._rows), sum(rows for _, rows in self._rows.values()))
         if found != before:
             counts = {"days_left_out": found.days, "rows_left_out": found.rows, "build_days": self.section.days}
-            _log.info("days are too old to count: build.days before the newest day of the lake, or more", **counts)
+            _log.info("old days left out: they are build.days or more before the newest day of the lake", **counts)
         return found
 
 

@@ -62,8 +62,8 @@ class OtherSettings:
         news = f"{theirs.builder} {differing}" if differing else ""
         if news not in ("", self._warned):
             _log.warning(
-                "another replica builds by other settings, and each replaces the other's versions; set [build] alike "
-                "on all",
+                "another replica builds with different settings, so the two keep replacing each other's versions; "
+                "use the same [build] settings on all replicas",
                 replica=theirs.builder,
                 version=theirs.version,
                 differing=differing,

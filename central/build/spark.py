@@ -37,7 +37,7 @@ class SparkEngine(contextlib.AbstractContextManager["SparkEngine"]):
             from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise UnavailableError(
-                f"engine spark: {error}; {how_to_install('spark')}, or take engine duckdb (build.engine, --engine)"
+                f"engine spark: {error}; {how_to_install('spark')}, or use engine duckdb (build.engine, --engine)"
             ) from error
         # It says so of any pandas 3, at each use; the pair that requirements/ pins is tested.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)

@@ -167,7 +167,7 @@ def evaluate(
     if by_scenario and folds:
         raise InputError("--by-scenario and --folds are two ways to hold rows out; give one")
     if method and not by_scenario and not folds:
-        raise InputError(f"--method {method} is what is re-fitted: give --by-scenario or --folds too")
+        raise InputError(f"--method {method}: only used when re-fitting; give --by-scenario or --folds too")
     check_output(plot, "--plot", others={"RUNS": runs, "--model": model})
     fitted, data = read_model(model)
     table = Table(runs)

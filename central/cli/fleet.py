@@ -163,7 +163,7 @@ def compare(
     """
     is_live = bool(central or operator.fleet)
     if lake and is_live:
-        raise InputError("--lake: is read here, --central is asked for its own; give one of them")
+        raise InputError("--lake is read here, and --central reads its own lake; give one of them")
     _check_weight(weigh_by, is_live=is_live, lake=lake)
     files = {} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)}
     check_output(plot, "--plot", PICTURES, others=files)
@@ -266,7 +266,7 @@ def simulate(
         places = {f"m{number:05d}": number for number in range(machines)}
         unknown = next((name for name in names if name not in places), None)
         if unknown is not None:
-            raise InputError(f"{upgraded}: machine {unknown} is not of this fleet; its are m00000 to {max(places)}")
+            raise InputError(f"{upgraded}: machine {unknown} is not in this fleet, which has m00000 to {max(places)}")
         chosen = np.array([places[name] for name in names], dtype=np.int64)
     rng = np.random.default_rng((seed, 0 if upgraded is None else 1))
     seen = fleet.measure(rng, chosen, is_upgraded=upgraded is not None)
@@ -362,7 +362,7 @@ def _read_plan(path: Path) -> dict[str, int]:
         if type(observe) is not int or not 1 <= observe <= _MOST_INSTANCES:
             problem = f"job {job}: observe must be a whole number above 0 (value {str(observe)[:30]})"
         elif job in planned:
-            problem = f"job {job} is there twice"
+            problem = f"job {job} appears more than once"
         if problem:
             break
         planned[job] = observe

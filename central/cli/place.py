@@ -71,7 +71,7 @@ def place(
     ] = None,
     fit: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=ROOM", help="A column that has to fit, as memory_gib=256; repeatable."),
+        typer.Option(metavar="NAME=CAPACITY", help="A column that has to fit, as memory_gib=256; repeatable."),
     ] = None,
     rule: Annotated[str, typer.Option(help="dfactor, graham, first-fit or least-loaded.")] = "dfactor",
     order: Annotated[str, typer.Option(help="Order of VMs that arrive together: given, or largest first.")] = "given",

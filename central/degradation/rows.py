@@ -65,7 +65,7 @@ def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") 
     new = ("degradation", "low", "high", "reason", f"predicted_{model.target}")
     for name in new:
         if name in table.columns:
-            raise InputError(f"{rows}: has a column {name} already, which the estimates would be written to")
+            raise InputError(f"{rows}: already has a column {name}, which the estimates would overwrite; rename it")
     values = np.column_stack([table.numbers(name) for name in model.inputs])
     keys = table.labels(model.group_by)
     groups = dict(model.groups)

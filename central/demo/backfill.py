@@ -127,4 +127,6 @@ def _until_acknowledged(replies: Iterable[Any], batches: int, windows: int) -> N
             if accepted != windows:
                 raise UnavailableError(f"demo: central accepted {accepted} of {windows} simulated windows")
             return
-    raise UnavailableError(f"demo: central hung up with {len(waiting)} simulated batches not acknowledged")
+    raise UnavailableError(
+        f"demo: central closed the connection with {len(waiting)} simulated batches not acknowledged"
+    )

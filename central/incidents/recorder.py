@@ -112,7 +112,7 @@ class IncidentRecorder:
         while some := await in_own_thread(self._store.prune, oldest):
             gone += some
         if gone:
-            self._log.info("old incidents forgotten", incidents=gone)
+            self._log.info("old incidents deleted", incidents=gone)
         return gone
 
     def _oldest_unix_ns(self) -> int:

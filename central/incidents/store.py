@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from central.incidents import changes, people, silences, tables
+from central.incidents import changes, grouping, people, silences, tables
 from central.incidents.messages import incident_messages, victims_now
 from central.incidents.tables import METADATA
 from central.incidents.totals import count_open, open_counts, read_totals, whole_sum
@@ -208,8 +208,8 @@ class IncidentStore:
     list_silences = _reads(silences.listed)
     audit = _reads(people.read_audit)
     changes_of = _reads(changes.changes_of)
-    take = _writes(tables.take)
-    prune = _writes(tables.prune)
+    take = _writes(grouping.take)
+    prune = _writes(grouping.prune)
     prune_old = _writes(changes.prune_old)
     note_agents = _writes(changes.note_agents)
     acknowledge = _writes(people.acknowledge)

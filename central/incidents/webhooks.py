@@ -224,12 +224,12 @@ class Webhooks:
             except StoreError:
                 gone = 0  # the receivers' own tasks log it
             if gone:
-                self._log.info("webhooks that are configured no more are forgotten", receivers=gone)
+                self._log.info("removed the state of webhooks that are no longer configured", receivers=gone)
             await asyncio.sleep(_DAY_S)
 
     def _set_error(self, receiver: _Receiver, error: str) -> None:
         if error and not receiver.error:
-            self._log.error("a webhook does not take notices; they wait", receiver=receiver.name, why=error)
+            self._log.error("notices to a webhook fail; they are queued", receiver=receiver.name, why=error)
         elif receiver.error and not error:
-            self._log.info("a webhook takes notices again", receiver=receiver.name)
+            self._log.info("a webhook accepts notices again", receiver=receiver.name)
         receiver.error = error

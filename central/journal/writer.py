@@ -398,7 +398,8 @@ class Journal:
 
     def _log_no_reserve(self) -> None:
         self._log.warning(
-            "no room for the journal's reserve: a journal on a full disk could not be drained; make room",
+            "not enough disk space for the journal's reserve, so a journal on a full disk could not be drained; "
+            "free some space",
             wanted_mib=round(self._reserve.size_bytes / 2**20, 1),
             setting="ingest.journal_reserve_mib",
         )

@@ -67,7 +67,7 @@ def check_file(root: str, name: str, file: BinaryIO, remedy: str) -> None:
     """
     at = _seal_in(file)
     if at is None:
-        raise DamagedError(root, name, "it has no seal", remedy)
+        raise DamagedError(root, name, "it has no checksum", remedy)
     file.seek(at)
     written = file.read(_DIGITS).decode("ascii", "replace")
     _compare(root, name, _digest(file, name, at), written, remedy)

@@ -31,7 +31,7 @@ class Draft:
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(f"{path.name.removesuffix('.tmp')}.{owner()}.tmp")
         self.file: BinaryIO = self._opened()
-        # A separate descriptor: the segment gets its seal and name after its writer has closed the file.
+        # A separate descriptor: the segment gets its checksum and name after its writer has closed the file.
         self._lock = os.dup(self.file.fileno())
 
     def __enter__(self) -> Self:
@@ -108,8 +108,8 @@ def remove_abandoned(path: Path, *, is_own: bool = False, is_local: bool = False
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             has_locks = _lock(file.fileno())
-            is_of_here = name is not None and (is_local or name["boot"] == _boot())
-            if is_own or (is_of_here and has_locks) or (_is_old(path) and _is_old(folder)):
+            is_this_boot = name is not None and (is_local or name["boot"] == _boot())
+            if is_own or (is_this_boot and has_locks) or (_is_old(path) and _is_old(folder)):
                 shutil.rmtree(folder, ignore_errors=True)
                 path.unlink()
                 return True

@@ -42,7 +42,7 @@ def check_regular(path: Path) -> None:
     except OSError as error:  # links in a circle, or to nowhere
         if isinstance(error, PermissionError) or not path.is_symlink():
             raise
-        raise NotRegularError(f"{path}: is a link that leads nowhere ({error.strerror})") from error
+        raise NotRegularError(f"{path}: is a dangling symbolic link ({error.strerror})") from error
     if not S_ISREG(facts.st_mode):
         raise NotRegularError(f"{path}: is not a regular file")
 

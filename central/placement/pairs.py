@@ -84,7 +84,7 @@ def read_pairs(path: Path) -> Measured:
         bad = np.flatnonzero(is_pair & ~(slowdown > 0))
         if len(bad):
             where = f"row {bad[0] + 1}: {slowdown[bad[0]]:g}"
-            raise InputError(f"{path}: {_SLOWDOWN} must be more than 0 beside another ({where})")
+            raise InputError(f"{path}: {_SLOWDOWN} must be more than 0 in rows with another workload ({where})")
     else:
         log_us = read_log_runtimes(named)
         at = places.workload * len(platforms) + places.platform
@@ -234,7 +234,7 @@ def read_rows_to_predict(path: Path, measured: Measured) -> RowsToPredict:
     """
     named = read_rows(path)
     if _SLOWDOWN in named.table.columns:
-        raise InputError(f"{path}: has a column {_SLOWDOWN} already, which the predictions would be written to")
+        raise InputError(f"{path}: already has a column {_SLOWDOWN}, which the predictions would overwrite; rename it")
     rows = named.placed(measured.workloads, measured.platforms, "measure it in pairs")
     others = rows.co_runners
     if (others > 1).any():
@@ -253,5 +253,5 @@ def read_rows_to_predict(path: Path, measured: Measured) -> RowsToPredict:
         never = np.flatnonzero(~np.isin(wanted, known))
         if len(never):
             row, name = np.flatnonzero(is_pair)[never[0]] + 1, names.names[wanted[never[0]]]
-            raise InputError(f"{path}: row {row}: {name!r} is the {what} of no measured pair; measure some with it")
+            raise InputError(f"{path}: row {row}: {name!r} is not the {what} of any measured pair; measure one with it")
     return RowsToPredict(named.table.cells, is_pair, pairs)

@@ -63,7 +63,7 @@ def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
     if larger:
         raise InputError(f"--larger {larger}: is for runs of several copies; {path} has no column {COPIES}")
     if not resources:
-        raise InputError(f"{path}: has no column of a resource beside {', '.join(rows.columns)}")
+        raise InputError(f"{path}: has no resource column, only {', '.join(rows.columns)}")
     if kind == SHARES and TAU in resources:
         raise InputError(f"{path}: has a column {TAU}, which `slowdown estimate` reads; omit it from shares of time")
     if rest in resources:

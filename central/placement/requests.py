@@ -81,7 +81,7 @@ def read_hosts(
             )
     for name in limits:
         if name not in resources:
-            raise InputError(f"--limit {name}: is not a resource of the VMs; they are {', '.join(resources)}")
+            raise InputError(f"--limit {name}: the VMs have no such resource; they have {', '.join(resources)}")
     names = rows.names(HOST)
     refuse_twice(path, HOST, names)
     counts = units_of(units, resources)

@@ -35,8 +35,8 @@ def jobs_of(rows: UserTable, *, beside: Iterable[str] = (), can_fit: bool = Fals
     others = {JOB, TAU, START, *beside}
     resources = tuple(name for name in rows.columns if name not in others)
     if not resources:
-        raise InputError(f"{rows.path}: has no column of a resource beside {rows.header}")
-    remedy = "if it is not a share of time but has to fit, add --fit {}=ROOM" if can_fit else ""
+        raise InputError(f"{rows.path}: has no resource column, only {rows.header}")
+    remedy = "if it is an amount that must fit, not a share of time, add --fit {}=CAPACITY" if can_fit else ""
     loadings = np.column_stack([rows.numbers(name, high=1.0, remedy=remedy.format(name)) for name in resources])
     sums = loadings.sum(axis=1)
     names = rows.names(JOB)
@@ -82,7 +82,7 @@ def units_of(given: Mapping[str, float], resources: Sequence[str]) -> Floats:
     """
     for name, number in given.items():
         if name not in resources:
-            raise InputError(f"--units {name}: is not a resource of the file; they are {', '.join(resources)}")
+            raise InputError(f"--units {name}: no such resource in the file; it has {', '.join(resources)}")
         if number < 1:
             raise InputError(f"--units {name}: must be 1 or more (value {number:g})")
     return np.array([given.get(name, 1.0) for name in resources])

@@ -51,7 +51,7 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
         found.append((np.format_float_positional(value, trim="-"), value))
     words = [word for word, _ in found]
     if twice := next((word for word in words if words.count(word) > 1), ""):
-        raise InputError(f"--epsilon: {twice} is given twice, each only once (value {text})")
+        raise InputError(f"--epsilon: {twice} is given twice (value {text}); give each value once")
     return tuple(found)
 
 
@@ -68,7 +68,7 @@ def predict_rows(
     columns = ("predicted_us", *(f"bound_us_{word}" for word, _ in epsilons))
     for name in columns:
         if name in named.table.columns:
-            raise InputError(f"{path}: has a column {name} already, which the predictions would be written to")
+            raise InputError(f"{path}: already has a column {name}, which the predictions would overwrite; rename it")
     rows, is_known = named.known(model.workloads, model.platforms)
     if not is_known.all():
         if not skip_unknown or not is_known.any():

@@ -43,7 +43,7 @@ def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updat
     added_w = tuple(name for name in named.workloads if name not in workloads.places)
     added_p = tuple(name for name in named.platforms if name not in platforms.places)
     if not added_w and not added_p:
-        raise InputError(f"{named.path}: the model knows all workloads and platforms of it; nothing to add")
+        raise InputError(f"{named.path}: the model already knows all its workloads and platforms; nothing to add")
     strangers = tuple(
         name
         for name in named.interferers

@@ -157,7 +157,7 @@ def refuse_twice(path: Path, column: str, names: _Column) -> None:
     """Raise an InputError if a name is there more than once."""
     values, counts = np.unique(names, return_counts=True)
     if (counts > 1).any():
-        raise InputError(f"{path}: {column} {values[counts > 1][0]} is there twice; each must be once")
+        raise InputError(f"{path}: {column} {values[counts > 1][0]} appears more than once; remove the repeated rows")
 
 
 def _csv(path: Path) -> pa.Table:

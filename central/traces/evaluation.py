@@ -176,7 +176,7 @@ def _methods(names: Sequence[str], truth: Truth) -> dict[str, Method]:
     for name in names or (known if truth.coefficients else METHODS):
         own = DEFAULT_METHOD if name == "default" else name
         if own not in known:
-            raise InputError(f"no method '{name}'; there are {', '.join(known)}")
+            raise InputError(f"unknown method '{name}'; known: {', '.join(known)}")
         if own == ORACLE:
             if not truth.coefficients:
                 raise InputError('method oracle: the truth has no {"coefficients": {job id: value}}')

@@ -78,7 +78,7 @@ def fit_trace(
     if not _MIN_SLOT_S <= slot_s <= _MAX_SLOT_S:
         raise InputError(f"a slot must be {_MIN_SLOT_S} s to {_MAX_SLOT_S} s long (value {slot_s})")
     if method not in FIT_METHODS:
-        raise InputError(f"no method '{method}' to fit with; there are {', '.join(FIT_METHODS)}")
+        raise InputError(f"cannot fit method '{method}'; known: {', '.join(FIT_METHODS)}")
     if method == "whitepanda" and slot_s != SLOT_S:
         raise InputError(f"method whitepanda: slots are {SLOT_S} s long (value {slot_s:g}); see --slot-s")
     if out.suffix.lower() == ".csv":

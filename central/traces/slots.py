@@ -66,7 +66,7 @@ class SlotOptions:
     def __post_init__(self) -> None:
         """Check the engine."""
         if self.engine not in ENGINES:
-            raise InputError(f"no engine '{self.engine}'; there are {', '.join(ENGINES)}")
+            raise InputError(f"unknown engine '{self.engine}'; known: {', '.join(ENGINES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def slot_file(
         if not isinstance(error, OSError | duckdb.Error | MemoryError) and not is_spark_error(error):
             raise
         line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UnavailableError(f"{trace_names(traces)}: the fit was broken off: {line}; {_REMEDY}") from error
+        raise UnavailableError(f"{trace_names(traces)}: the fit was aborted: {line}; {_REMEDY}") from error
 
 
 @contextmanager

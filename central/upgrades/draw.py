@@ -112,8 +112,8 @@ def draw(rows: Rows, options: DrawOptions, planned: Mapping[str, int] | None = N
         instances = {str(jobs[k]): int(count[k]) for k in np.argsort(-weight, kind="stable")}
         return Drawn(machines, len(names), number, coverage, imbalance, instances, dict(planned))
     raise InputError(
-        f"{options.max_draws} draws, none good enough: {why}; draw more --machines, or allow less --min-coverage or "
-        "more --max-imbalance"
+        f"{options.max_draws} draws, none good enough: {why}; raise --machines, lower --min-coverage or raise "
+        "--max-imbalance"
     )
 
 

@@ -246,7 +246,7 @@ def _parsed(text: str) -> Mapping[str, str]:
         if (name == "rest") == bool(value):
             raise InputError(f"side '{text}': {name} {'takes no value' if name == 'rest' else 'needs a value'}")
     if len(dict(parts)) < len(parts):
-        raise InputError(f"side '{text}': a key is there twice")
+        raise InputError(f"side '{text}': a key is given twice")
     return dict(parts)
 
 

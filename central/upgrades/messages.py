@@ -30,7 +30,7 @@ def plan_request(side: Side, metric: str, options: PlanOptions, weigh_by: str = 
     Raises InputError if the side is of hosts: jobs are planned on a whole fleet or platform.
     """
     if side.hosts is not None:
-        raise InputError(f"side '{side.text}': a plan is of platform=, from= and until=, of all hosts; omit hosts=")
+        raise InputError(f"side '{side.text}': a plan covers all hosts; give platform=, from= and until=, omit hosts=")
     return fleet_pb2.PlanObservationRequest(
         margin_percent=options.margin_percent,
         t=options.t,

@@ -96,8 +96,8 @@ def _shares(path: Path, job: Column, values: Floats, is_the_jobs: bool) -> Share
     weight[number] = values
     for row in np.flatnonzero(weight[number] != values):
         raise InputError(
-            f"{path}: job {job[row]} has weights {values[row]:g} and {weight[number[row]]:g}; weight is the job's, the "
-            "same in all of its rows; an instance's own belongs in a column quota"
+            f"{path}: job {job[row]} has weights {values[row]:g} and {weight[number[row]]:g}; weight is the job's "
+            "and must be the same in all its rows; put the weights of single instances into a column quota"
         )
     return Shares(names, weight)
 

@@ -266,7 +266,7 @@ class HttpApi:
                     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._tls.certificate, self._tls.key)
                     context.load_cert_chain(self._tls.certificate, self._tls.key)
                 except OSError as error:
-                    message = "changed certificate files cannot be used for HTTP; the ones before stay in force"
+                    message = "changed certificate files cannot be used for HTTP; the previous ones stay in use"
                     log.get("http").error(message, problem=str(error))
 
 

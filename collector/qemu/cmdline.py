@@ -83,7 +83,7 @@ def is_qemu(text: bytes) -> bool:
     return _PROGRAM.fullmatch(text.partition(b"\0")[0]) is not None
 
 
-def is_libvirts(text: bytes) -> bool:
+def is_started_by_libvirt(text: bytes) -> bool:
     """Whether some libvirt started the QEMU of this (beginning of a) /proc/PID/cmdline."""
     return any(mark in text for mark in _LIBVIRT)
 
@@ -116,7 +116,7 @@ def parse_command_line(text: bytes) -> CommandLine:
         netdevs=tuple(_netdevs(options, devices)),
         vfio=any(device.get("driver", "").startswith("vfio-") for device in devices),
         passed=tuple(_passed(devices)),
-        libvirt=is_libvirts(text),
+        libvirt=is_started_by_libvirt(text),
         networks_known="readconfig" not in options and not flags.isdisjoint(_NO_DEFAULT_NETWORK),
     )
 

@@ -31,7 +31,7 @@ from collector.base import MAX_PID, Probe, Reason, VmIdentity
 from collector.files import NO_FD, read_once
 from collector.inventory.inventory import boot_of, epoch_of, mtime_ns
 from collector.proc_parse import parse_life, parse_task_stat
-from collector.qemu.cmdline import CommandLine, is_libvirts, is_qemu, parse_command_line
+from collector.qemu.cmdline import CommandLine, is_qemu, is_started_by_libvirt, parse_command_line
 from collector.qemu.launch import Launch, absolute, listed, network_namespace, taps_of
 from collector.qemu.owners import Owners, real_uid
 from collector.qemu.process import Learned, Process
@@ -169,7 +169,7 @@ class QemuFinder:
             return [
                 process.identity(self._proc)
                 for pid, process in sorted(self._processes.items())
-                if pid not in libvirt_pids and not self._is_libvirts(pid, now_ns)
+                if pid not in libvirt_pids and not self._is_started_by_libvirt(pid, now_ns)
             ]
 
     def launch(self, vm_uuid: str, epoch: str) -> Launch | None:
@@ -214,7 +214,7 @@ class QemuFinder:
                 del self._processes[pid]
                 self._looked.pop(pid, None)
 
-    def _is_libvirts(self, pid: int, now_ns: int) -> bool:
+    def _is_started_by_libvirt(self, pid: int, now_ns: int) -> bool:
         """Whether a process is in libvirt's status files, which then decide whether it lives."""
         seen_ns = self._libvirt_ns.get(pid)
         return seen_ns is not None and now_ns - seen_ns < _GRACE_NS
@@ -227,7 +227,7 @@ class QemuFinder:
                 return None
             current.given_up, self._current = True, None
             self._hung[current.pid] = current
-            _log.warning("%s/%d/cmdline: reading it hangs; known VMs are measured", self._proc, current.pid)
+            _log.warning("%s/%d/cmdline: reading it hangs; only known VMs are measured", self._proc, current.pid)
         if len(self._hung) >= _MAX_HUNG:
             return None
         run_dir_mtime_ns = mtime_ns(self._run_dir)
@@ -274,7 +274,7 @@ class QemuFinder:
             due = len(self._looked) // _SCANS_PER_ROUND + 1
             for pid in list(itertools.islice(self._looked, due)):
                 self._looked[pid] = max(self._looked.pop(pid), 1)
-            theirs = {pid for pid in self._libvirt_ns if self._is_libvirts(pid, look.since_ns)}
+            theirs = {pid for pid in self._libvirt_ns if self._is_started_by_libvirt(pid, look.since_ns)}
             wanted = [pid for pid in pids - theirs if self._looked.get(pid, _LOOKS) > 0]
             known = [process for pid, process in self._processes.items() if pid not in theirs]
         self._look_at(look, sorted(wanted))
@@ -345,7 +345,7 @@ class QemuFinder:
             return
         is_starting = len(listed(f"{folder}/task")) < _MIN_THREADS
         with self._lock:
-            if not is_starting and is_libvirts(text):  # libvirt may still write its status file
+            if not is_starting and is_started_by_libvirt(text):  # libvirt may still write its status file
                 is_starting = look.since_ns - self._strange_ns.setdefault(pid, look.since_ns) < _GRACE_NS
             if is_starting:
                 self._looked[pid] = _LOOKS

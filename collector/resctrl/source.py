@@ -15,7 +15,7 @@ from collector.base import NS_PER_S, Probe, RdtCounters, Reason, SourceError, So
 from collector.files import KeptFiles, fd_share, reason_of
 from collector.inventory.inventory import Inventory
 from collector.resctrl.counters import SETTLE_NS, add_up, unbroken
-from collector.resctrl.groups import GroupGoneError, GroupReader
+from collector.resctrl.group_reader import GroupGoneError, GroupReader
 from collector.resctrl.threads import Threads, read_groups
 from collector.resctrl.tree import PREFIX, Monitoring, Place, Tree
 from collector.resctrl.turns import Turns

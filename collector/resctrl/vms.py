@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from collector.base import RdtDomain, Reason, VmIdentity
-from collector.resctrl.groups import GroupReader
+from collector.resctrl.group_reader import GroupReader
 from collector.resctrl.threads import Threads
 from collector.resctrl.tree import PREFIX, Place
 

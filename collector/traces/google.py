@@ -271,7 +271,7 @@ def _check_times(file: TraceFile, columns: dict[str, Column]) -> None:
     if start.has_unit != end.has_unit and known.any():
         stamped, plain = names if start.has_unit else names[::-1]
         raise InputError(
-            f"{file.path}: column '{stamped}' has timestamps and '{plain}' plain numbers; write both alike"
+            f"{file.path}: column '{stamped}' has timestamps and '{plain}' plain numbers; use the same format in both"
         )
     if not start.has_unit:
         check_unit(file.path, names, start.values, end.values, known)

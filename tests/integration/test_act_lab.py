@@ -85,7 +85,7 @@ def test_a_quota_is_set_felt_and_undone_after_its_time(vm, act):
     ]
     with pytest.raises(ActError, match=f"no VM {GONE} runs here"):
         cap(act, 900, vm=GONE)
-    with pytest.raises(ActError, match="may use 1 cores already; 2 is not less"):
+    with pytest.raises(ActError, match="can use at most 1 cores already; give fewer"):
         cap(act, 900, cores=2.0)
 
 

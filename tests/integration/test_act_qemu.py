@@ -142,7 +142,7 @@ def test_what_is_ambiguous_or_shared_is_refused(host, act):
         try:
             host.start(4, "guest", "shell")
             host.join(other.pid, "shell")
-            with pytest.raises(ActError, match="has no control group of its own: other processes are in that"):
+            with pytest.raises(ActError, match="has no control group of its own: its process"):
                 act.ask(Apply("cap-cpu", "guest", 0.5, 60.0))
         finally:
             other.kill()

@@ -63,7 +63,7 @@ async def test_centrals_files_are_taken_up_without_a_restart(
     assert await said_to_hello(central, old, "h1") == "UNAVAILABLE"
     reported = capsys.readouterr()
     reported = reported.out + reported.err
-    assert reported.count("cannot be used; the ones before stay in force") == 1
+    assert reported.count("cannot be used; the previous ones stay in use") == 1
     assert reported.count("changed certificate files are in force") == 1
 
 

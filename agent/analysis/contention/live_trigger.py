@@ -188,7 +188,7 @@ class NoiseScaledTrigger:
             self._deciding = found
         elif not now.exceeds(_CERTAIN_END if now is self._plain else _END * self._limit):
             self._deciding = self._plain if found is self._plain else None
-            # The longer spans still have in them what is over now.
+            # The longer spans still include the contention that has ended.
             for span in self._spans:
                 span.clear()
 

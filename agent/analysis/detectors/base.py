@@ -44,7 +44,7 @@ class Detection:
 
     @cached_property
     def learnt(self) -> Values:
-        """Likewise, at the load at which it was learnt."""
+        """Each signal's baseline at the load at which it was learnt; shape and NaN as of `baseline`."""
         return self.baseline if self.make_learnt is None else self.make_learnt()
 
 

@@ -218,7 +218,7 @@ def _why_nothing(lake: Lake, side: Side, metric: str, known_hosts: Collection[st
     if not hosts:
         return unknown(f"nothing was measured {when}; the lake has {days[0]} to {days[-1]}: take another time")
     if side.platform is not None and side.platform not in platforms:
-        seen = f"{side.platform[:80]!r}: no host of it was measured {when}; there are {', '.join(platforms)}"
+        seen = f"{side.platform[:80]!r}: no host of it was measured {when}; known: {', '.join(platforms)}"
         return unknown(f"{prefix}platform {seen}", f"{prefix}platform", seen)
     which = f"the {side.text} side" if prefix else "the fleet"
     where = " on the hosts that the other side does not name" if side.not_hosts else ""

@@ -75,14 +75,14 @@ def _unavailable(address: CentralAddress, where: str, details: str) -> Whitepand
     if why := not_grpc(details):
         return UnavailableError(f"{where} {why}; see --central")
     if "errors resolving" in lower or "dns resolution" in lower:
-        return UnavailableError(f"{where}: no address is known of that name: {details}; see --central")
+        return UnavailableError(f"{where}: cannot resolve the host name: {details}; check --central")
     if why := _unfit(address, where, details):
         return TlsError(why)
     if "socket closed" in lower or "handshake" in lower:
         doubts = warnings(files, server=False, prefix="--")
         why = doubts[0] if doubts else f"it may not accept the certificate {files.certificate}"
-        return TlsError(f"{where} breaks the connection off: {details}; {why}")
-    return UnavailableError(f"{where} is away: {details}; see --central, and whether it runs")
+        return TlsError(f"{where} closed the connection: {details}; {why}")
+    return UnavailableError(f"cannot connect to {where}: {details}; check --central, and that central is running")
 
 
 def _unfit(address: CentralAddress, where: str, details: str) -> str:

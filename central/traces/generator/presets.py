@@ -73,5 +73,5 @@ PRESETS: dict[str, tuple[str, SynthSettings]] = {
 def preset(name: str) -> SynthSettings:
     """Return the settings of a preset. Raises InputError if there is none of that name."""
     if name not in PRESETS:
-        raise InputError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+        raise InputError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
     return PRESETS[name][1]

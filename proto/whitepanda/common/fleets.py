@@ -147,14 +147,14 @@ def _profile(name: str) -> tuple[Fleet, str]:
         raise InputError(undecided)
     if not name:
         return Fleet(), ""
-    where = " and ".join(map(str, files)) or f"{_user_file()}, which is not there"
-    raise InputError(f"no fleet {name!r} in {where}" + (f"; there are {', '.join(known)}" if known else ""))
+    where = " and ".join(map(str, files)) or f"{_user_file()}, which does not exist"
+    raise InputError(f"no fleet {name!r} in {where}" + (f"; known: {', '.join(known)}" if known else ""))
 
 
 def _problems(profile: _Profile, wrong: Container[str]) -> Iterator[str]:
     if profile.default and profile.default not in profile.fleets and "fleets" not in wrong:
         known = ", ".join(profile.fleets) or "none"
-        yield f"default must be one of the fleets (value {profile.default!r}); there are {known}"
+        yield f"default must be one of the fleets (value {profile.default!r}); known: {known}"
     for name, fleet in profile.fleets.items():
         if fleet.central and (problem := address_problem(f"fleets.{name}.central", fleet.central)):
             yield problem

@@ -13,9 +13,8 @@ M = TypeVar("M", bound=Message)
 def message_of(kind: type[M], value: object, **given: Any) -> M:
     """Make a message of a value: each field is what is given, else the value's attribute of that name.
 
-    Values within it become messages likewise. None is absent, but NaN in a double that is not optional;
-    what `value` lacks is absent too.
-    Reasons have the numbers of the protocol's.
+    Nested values become messages too. None is absent, but NaN in a double that is not optional; what `value` lacks is
+    absent. `Reason` members have the numbers of the protocol's enum.
     """
     return kind(**_fields(kind.DESCRIPTOR, value, given))
 

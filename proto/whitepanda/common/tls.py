@@ -190,7 +190,7 @@ def _usable(files: TlsFiles, *, server: bool, prefix: str) -> tuple[bytes, bytes
     try:
         ca, certificate, key = (Path(getattr(files, what)).read_bytes() for what in _FILES)
     except OSError as error:
-        raise TlsError(f"{setting(prefix, 'certificate')}: {error.filename} has just gone: {error.strerror}") from error
+        raise TlsError(f"{setting(prefix, 'certificate')}: cannot read {error.filename}: {error.strerror}") from error
     return ca, certificate, key
 
 

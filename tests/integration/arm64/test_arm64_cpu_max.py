@@ -38,7 +38,7 @@ def test_a_limit_is_felt_and_taken_back(found):
 
 
 def test_what_the_kernel_says_is_said_in_one_line(found):
-    assert "may use 0.2 cores already; 0.2 is not less" in found["no_less"]
+    assert "can use at most 0.2 cores already; give fewer (value 0.2)" in found["no_less"]
     assert found["refused"].endswith("/sys/fs/cgroup/qemu.slice/101.scope/cpu.max: Invalid argument")
     assert found["kept"] == found["after"]
     assert (found["gone"], "runs here any more" in found["write_gone"]) == (None, True)

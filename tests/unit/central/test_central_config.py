@@ -52,7 +52,7 @@ def written(tmp_path: Path, text: str) -> Path:
             "[webhooks]\nurls = ['http://127.0.0.1:1/', 'http://u:secret@a.example/secret']",
             "webhooks.urls[1] must be https: messages name VMs and jobs; http only to this machine (host 'a.example')",
         ),
-        ("[webhooks]\nurls = ['https://a/', 'https://a/']", "webhooks.urls[1] is there twice (host 'a')"),
+        ("[webhooks]\nurls = ['https://a/', 'https://a/']", "webhooks.urls[1] is given twice (host 'a')"),
         (
             "[webhooks]\nincident_url = 'https://a/17'",
             (

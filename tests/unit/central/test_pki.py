@@ -291,7 +291,7 @@ def test_what_cannot_be_renewed_is_left_alone(tmp_path):
     make_ca(tmp_path)
     issue(tmp_path, "h")
     before = (tmp_path / "h.crt").read_bytes()
-    with pytest.raises(TlsError, match=r": no certificate of 'none'; there are h$"):
+    with pytest.raises(TlsError, match=r": no certificate of 'none'; known: h$"):
         renew(tmp_path, "none")
     with pytest.raises(TlsError, match=r": give the name without \.crt \(h\)$"):
         renew(tmp_path, "h.crt")

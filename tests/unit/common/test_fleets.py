@@ -68,9 +68,7 @@ def test_a_fleet_is_chosen_by_name(places, monkeypatch):
     assert resolve(Fleet(), "site").central == "etc:1"
     with pytest.raises(InputError) as refused:
         resolve(Fleet(), "nosuch")
-    assert str(refused.value) == (
-        f"no fleet 'nosuch' in {places}/config.toml and {fleets.ETC}; there are prod, lab, site"
-    )
+    assert str(refused.value) == (f"no fleet 'nosuch' in {places}/config.toml and {fleets.ETC}; known: prod, lab, site")
 
 
 def test_the_only_fleet_is_the_default_and_of_several_none_is_guessed(places):
@@ -120,7 +118,7 @@ def test_what_is_missing_or_wrong_is_one_line(places, monkeypatch):
         resolve(Fleet(central="http://c:1/", tls="/t"))
     with pytest.raises(TlsError, match=r"no TLS files are named: give --tls DIR .*, set WHITEPANDA_TLS, write"):
         resolve(Fleet(central="a:1"))
-    with pytest.raises(InputError, match=r"no fleet 'x' in .*config\.toml, which is not there$"):
+    with pytest.raises(InputError, match=r"no fleet 'x' in .*config\.toml, which does not exist$"):
         resolve(Fleet(), "x")
     monkeypatch.setenv(fleets.CENTRAL, "here")
     with pytest.raises(
@@ -150,7 +148,7 @@ def test_a_folder_without_the_files_is_blamed_on_whoever_named_it(tmp_path, monk
             "unknown key 'fleets.a.server' (value 'b'); known here: ca, central, cert, key, name, server_name, tls",
         ),
         ("fleet = 'a'\n", "unknown key 'fleet' (value 'a'); known here: default, fleets"),
-        ("default = 'b'\n[fleets.a]\n", "default must be one of the fleets (value 'b'); there are a"),
+        ("default = 'b'\n[fleets.a]\n", "default must be one of the fleets (value 'b'); known: a"),
         ("[fleets.a]\ncentral = 'a'\n", "fleets.a.central must be host:port (value 'a')"),
         ("[fleets]\na = 3\n", "fleets.a must be a table, got 3"),
         ("fleets = 3\n", "fleets must be a table, got 3"),

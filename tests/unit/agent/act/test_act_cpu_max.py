@@ -76,11 +76,11 @@ def test_a_limit_is_of_the_whole_vm_and_is_taken_back(host, manager, group):
     assert file.read_text() == "150000 100000\n"
     assert (backend.read(VM), backend.is_ours(after, after), backend.is_ours("1 2", after)) == (after, True, False)
     assert backend.command(VM, after) == f"echo '150000 100000' >{file}"
-    with pytest.raises(ActError, match=r"may use 1\.5 cores already; 1\.5 is not less"):
+    with pytest.raises(ActError, match=r"can use at most 1\.5 cores already; give fewer \(value 1\.5\)"):
         backend.target(VM, 1.5)
     backend.write(VM, before)
     assert backend.read(VM) == "max 100000"
-    with pytest.raises(ActError, match="may use 4 cores already; 4 is not less"):  # it has 4 vCPUs
+    with pytest.raises(ActError, match="can use at most 4 cores already; give fewer"):  # it has 4 vCPUs
         backend.target(VM, 4.0)
     assert CpuMax(backend.group).target(VM, 4.0) == "400000 100000"  # where their number is not known
 
@@ -123,10 +123,10 @@ def ended(_host):
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (shared, f"has no control group of its own: other processes are in that of its process {PID}"),
+        (shared, f"has no control group of its own: its process {PID} shares one with other processes"),
         (at_the_root, "has no control group of its own"),
-        (in_v1, "the CPU of this host is not under v2"),
-        (without_groups, "the CPU of this host is not under v2"),
+        (in_v1, "this host's cpu controller is not in v2"),
+        (without_groups, "this host's cpu controller is not in v2"),
         (controller_off, "has no cpu.max: the controller cpu is off there"),
         (ended, f"the control group of VM {VM} (process {PID}) is not known"),
     ],

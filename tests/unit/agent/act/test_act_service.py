@@ -209,7 +209,7 @@ async def test_who_takes_it_for_the_agent_is_reported(short):
         with pytest.raises(UnavailableError) as refused:
             await asyncio.to_thread(vms, path)
     reported = "is not the agent: give the agent's socket with --socket, by default /run/whitepanda/agent.sock"
-    assert str(refused.value) == f"what answers at {path} {reported}"
+    assert str(refused.value) == f"the server at {path} {reported}"
 
 
 # --- the commands ---
@@ -425,7 +425,7 @@ def test_a_quota_is_set_by_the_command_that_is_recommended():
     assert virsh.ran[-1] == ["virsh", "-q", "-c", "qemu:///system", "schedinfo", VM, "--live", "vcpu_quota=37500"]
     assert (quota.read(VM), quota.is_ours(after, after)) == (after, True)
     assert quota.command(VM, after) == f"virsh -q -c qemu:///system schedinfo {VM} --live vcpu_quota=37500"
-    with pytest.raises(ActError, match=r"may use 1\.5 cores already; 1\.5 is not less"):
+    with pytest.raises(ActError, match=r"can use at most 1\.5 cores already; give fewer \(value 1\.5\)"):
         quota.target(VM, 1.5)
     quota.write(VM, "-1/100000")
     assert quota.read(VM) == "-1/100000"

@@ -690,7 +690,7 @@ async def test_renewed_tls_files_are_taken_up_without_a_restart(pki, tmp_path, c
         new = await asyncio.to_thread(serial, address)
     assert new != old and f"{new:x}" == describe(tls.certificate).serial
     reported = capsys.readouterr()
-    assert (reported.out + reported.err).count("the ones before stay in force") == 1
+    assert (reported.out + reported.err).count("the previous ones stay in use") == 1
 
 
 async def test_tls_files_that_cannot_work_are_reported(pki, tmp_path):

@@ -117,7 +117,7 @@ def check(tmp_path, host, server, capfd):
 def test_a_plan_that_can_work_passes_and_only_the_server_is_asked(check, server):
     code, lines, out = check()
     assert (code, lines) == (0, [])
-    assert "nothing hinders their start" in out
+    assert "ready to start" in out
     assert server[1] == [b"ask\n"]
 
 

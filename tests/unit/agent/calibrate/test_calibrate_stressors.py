@@ -160,7 +160,9 @@ async def test_control_lines_switch_it_on_and_off(stressors):
         assert control.lines == ["cpu 4\n", "quiet\n"]
 
 
-@pytest.mark.parametrize(("answer", "problem"), [(b"error\n", "the answer is 'error'"), (b"", "the answer is ''")])
+@pytest.mark.parametrize(
+    ("answer", "problem"), [(b"error\n", "answered 'error' instead"), (b"", "answered '' instead")]
+)
 async def test_a_control_line_that_is_not_answered_by_ok_has_failed(stressors, answer, problem):
     async with Control(answer) as control:
         with pytest.raises(UnavailableError) as caught:

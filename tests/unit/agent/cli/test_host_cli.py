@@ -405,8 +405,8 @@ def test_no_agent_is_one_line_with_the_remedy(run, tmp_path):
 def test_what_is_no_socket_is_named(run, tmp_path):
     (tmp_path / "file").touch()
     for path, what in ((tmp_path, "a folder"), (tmp_path / "file", "a file")):
-        for command, whose in ((["vms"], "agent"), (["act", "list"], "service")):
-            message = f"error: {path} is {what}, not a socket; give the {whose}'s with --socket\n"
+        for command, whose in ((["vms"], "the agent's socket"), (["act", "list"], "the socket of `whitepanda act`")):
+            message = f"error: {path} is {what}, not a socket; give {whose} with --socket\n"
             assert run(*command, "--socket", str(path)) == (4, "", message)
 
 
@@ -446,8 +446,8 @@ def test_someone_else_on_the_socket_is_no_traceback(run, tmp_path, monkeypatch):
 
 def test_act_is_reported_that_a_socket_is_not_its_services(run, agents):
     code, _, err = run("act", "list", "--socket", str(agents / "full.sock"))
-    reported = "is not the service of `whitepanda act`: give its socket with --socket, by default "
-    assert (code, err) == (4, f"error: what answers at {agents}/full.sock {reported}/run/whitepanda-act/act.sock\n")
+    reported = "is not `whitepanda act`: give the socket of that service with --socket, by default "
+    assert (code, err) == (4, f"error: the server at {agents}/full.sock {reported}/run/whitepanda-act/act.sock\n")
 
 
 def test_a_server_that_hangs_up_is_no_traceback(run, tmp_path):

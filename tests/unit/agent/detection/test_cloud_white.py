@@ -285,7 +285,7 @@ def test_another_detectors_baselines_are_not_taken_and_one_line_says_so(tmp_path
     with structlog.testing.capture_logs() as logs:
         assert BaselineFile(path, "noise_scaled").read() is None
     (line,) = logs
-    assert "another detector's" in line["event"]
+    assert "another detector:" in line["event"]
     assert (line["path"], line["learnt_by"], line["detector"]) == (str(path), "paper", "noise_scaled")
     assert BaselineFile(path, "paper").read() == {"vm": [1.0, None]}  # until the next write
 

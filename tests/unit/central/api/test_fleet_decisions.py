@@ -204,7 +204,7 @@ WRONG_QUESTIONS = [
     (
         f"/v1/comparison?new_platform=Z&{ENDS}",
         404,
-        "new_platform 'Z': no host of it was measured from 1970-01-01 00:00 UTC to 1970-01-03 00:00 UTC; there",
+        "new_platform 'Z': no host of it was measured from 1970-01-01 00:00 UTC to 1970-01-03 00:00 UTC; known",
     ),
     (
         f"/v1/comparison?{DAY_1}&{ENDS}&metric=memory_stall_ratio&current_platform=P",

@@ -100,7 +100,7 @@ async def test_an_rpc_without_a_role_is_refused_to_all(
     for rpc, is_stream in rpcs.items():
         for name in ("operator", "h1"):
             found = await called(central, pki[name], rpc, is_stream=is_stream)
-            assert found == ("PERMISSION_DENIED", f"{rpc} is open to no role")
+            assert found == ("PERMISSION_DENIED", f"no role may call {rpc}")
 
 
 async def test_a_method_whose_request_grpc_reads_before_the_door_is_refused() -> None:

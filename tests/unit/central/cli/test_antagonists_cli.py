@@ -329,8 +329,8 @@ def test_what_cannot_be_fitted_is_one_line(tmp_path, monkeypatch, capsys):
         ((good, "--out", tmp_path / "no" / "x"), "x: cannot write: No such file or directory"),
         ((good, "--out", tmp_path), "is a folder; give the name of a file"),
         ((good, "--out", good), "good.parquet: is the trace itself"),
-        ((good, "--out", out, "--method", "guess"), "no method 'guess' to fit with; there are whitepanda, panda"),
-        ((good, "--out", out, "--engine", "abacus"), "no engine 'abacus'; there are duckdb, spark"),
+        ((good, "--out", out, "--method", "guess"), "cannot fit method 'guess'; known: whitepanda, panda"),
+        ((good, "--out", out, "--engine", "abacus"), "unknown engine 'abacus'; known: duckdb, spark"),
         ((good, "--out", out, "--slot-s", "60"), "method whitepanda: slots are 300 s long (value 60)"),
         ((good, "--out", out, "--slot-s", "0"), "a slot must be 0.001 s to 86400.0 s long (value 0.0)"),
     ]
@@ -529,7 +529,7 @@ def test_without_pyspark_the_engine_is_refused_in_one_line(tmp_path, monkeypatch
     shown = capsys.readouterr().err
     assert "engine spark: " in shown
     assert (
-        "`python3 tools/bootstrap.py spark` in a checkout, or take engine duckdb (build.engine, --engine)"
+        "`python3 tools/bootstrap.py spark` in a checkout, or use engine duckdb (build.engine, --engine)"
         in " ".join(shown.split())
     )
     assert not out.exists()
@@ -659,7 +659,7 @@ def test_what_cannot_be_evaluated_is_one_clear_line(tmp_path, monkeypatch, capsy
         ('{"antagonists": ["-9223372036854775809"]}', (), "finite numbers: job '-92"),
         (100_000 * "[", (), "truth.json: is not JSON: "),
         ('{"antagonists": [1]}', ("--methods", " ,"), "--methods names none (value ' ,'); leave it out for all"),
-        ('{"antagonists": [1]}', ("--methods", "guess"), "no method 'guess'; there are panda, panda_local"),
+        ('{"antagonists": [1]}', ("--methods", "guess"), "unknown method 'guess'; known: panda, panda_local"),
         ('{"antagonists": [1]}', ("--methods", "oracle"), "method oracle: the truth has no"),
         ('{"antagonists": [1]}', (), "no day to evaluate: days 0 to 0, evaluated from day 20"),
     ]

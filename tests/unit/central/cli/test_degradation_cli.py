@@ -436,7 +436,7 @@ def test_predict_and_evaluate_refuse_in_one_line(tmp_path, capsys, monkeypatch, 
     rows = tmp_path / "rows.csv"
     rows.write_text(runs.read_text().replace("phase", "reason", 1))
     status, _, err = run(capsys, monkeypatch, "predict", rows, "--model", model, "--out", tmp_path / "o.csv")
-    assert status == 3 and "has a column reason already" in err
+    assert status == 3 and "already has a column reason" in err
 
 
 def test_no_statsmodels_is_reported_with_the_remedy(tmp_path, capsys, monkeypatch):

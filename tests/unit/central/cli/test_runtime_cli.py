@@ -336,7 +336,7 @@ def test_rows_with_unknown_names_may_stay_empty(model, tmp_path, capsys, monkeyp
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([HEADER, ROW], "the model knows all workloads and platforms of it; nothing to add"),
+        ([HEADER, ROW], "the model already knows all its workloads and platforms; nothing to add"),
         ([HEADER, ("new", "p1", "", "5"), ("new", "newer", "", "5")], "row 2 has a workload and a platform that"),
         ([HEADER, ("new", "p1", "newer", "5")], "'new' was seen beside unknown workloads only; give other runs of it"),
     ],
@@ -387,7 +387,7 @@ def test_a_share_is_called_by_its_digits_however_it_is_written(given, called):
 
 
 def test_a_share_twice_in_other_letters_is_refused():
-    with pytest.raises(InputError, match=r"^--epsilon: 0\.1 is given twice, each only once \(value 0\.1,1e-1\)$"):
+    with pytest.raises(InputError, match=r"^--epsilon: 0\.1 is given twice \(value 0\.1,1e-1\); give each value once$"):
         parse_epsilons("0.1,1e-1")
 
 

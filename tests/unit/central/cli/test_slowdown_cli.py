@@ -91,7 +91,7 @@ def test_the_timeline(written, tmp_path):
         ("", "is empty; the first line must name the columns"),
         ("job,cpu\n", "has no rows"),
         ("name,cpu\na,1\n", "has no column job; it has name, cpu"),
-        ("job,tau_s\na,1\n", "has no column of a resource beside job, tau_s"),
+        ("job,tau_s\na,1\n", "has no resource column, only job, tau_s"),
         ("job,cpu,cpu\na,1,0\n", "two columns are called cpu"),
         ("job,,cpu\na,1,0\n", "has a column without a name"),
         ("job,cpu\na,1,2\n", "is not a CSV with a header: row 1 has 3 values, the header 2"),
@@ -168,7 +168,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("cpu=inf", "--units cpu=inf: must be above 0"),
         ("cpu=0.5", "--units cpu: must be 1 or more (value 0.5)"),
         ("cpu=2,cpu=3", "--units cpu=3: cpu is given twice"),
-        ("gpu=2", "--units gpu: is not a resource of the file; they are cpu, other"),
+        ("gpu=2", "--units gpu: no such resource in the file; it has cpu, other"),
     ],
 )
 def test_faults_of_units(written, units, line):

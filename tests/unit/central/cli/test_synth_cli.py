@@ -113,7 +113,7 @@ def test_presets_lists_presets_and_knobs():
     ("words", "message"),
     [
         (("--set", "days"), "--set days: must be KNOB=VALUE"),
-        (("--preset", "none"), "no preset 'none'"),
+        (("--preset", "none"), "unknown preset 'none'"),
         (("--set", "x=1"), "no synth knob 'x'"),
         (("--noise", "9"), r"synth knob cpi_noise: must be 0 to 3 \(value 9\)"),
     ],

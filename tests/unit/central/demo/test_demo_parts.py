@@ -137,7 +137,7 @@ def test_sending_ends_when_all_is_acknowledged() -> None:
 @pytest.mark.parametrize(
     ("replies", "message"),
     [
-        ([ack((1, 2), rows=20)], "hung up with 1 simulated batches not acknowledged"),
+        ([ack((1, 2), rows=20)], "closed the connection with 1 simulated batches not acknowledged"),
         ([ack((1, 3), rows=24)], "accepted 24 of 25 simulated windows"),
         (
             [ack((1, 3), rejected_rows=[agent_pb2.RejectedRows(reason="bad_cpi", count=4)])],

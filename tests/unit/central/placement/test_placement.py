@@ -235,8 +235,8 @@ def test_the_vm_of_the_live_fleet_is_named_once():
         (
             {"vms": "job,cpu,memory_gib\na,1,8\n"},
             (
-                "FOLDER/vms.csv: column memory_gib must be numbers from 0 to 1 (row 1: 8); if it is not a share of "
-                "time but has to fit, add --fit memory_gib=ROOM"
+                "FOLDER/vms.csv: column memory_gib must be numbers from 0 to 1 (row 1: 8); if it is an amount "
+                "that must fit, not a share of time, add --fit memory_gib=CAPACITY"
             ),
         ),
         (
@@ -247,14 +247,14 @@ def test_the_vm_of_the_live_fleet_is_named_once():
         ({"words": ["--loading", "cpu=1"]}, "--loading: is for the live fleet; the VMs are those of VMS.csv"),
         ({"words": ["--rule", "best"]}, "--rule best: must be one of dfactor, graham, first-fit, least-loaded"),
         ({"words": ["--order", "any"]}, "--order any: must be given or largest"),
-        ({"words": ["--limit", "gpu=1"]}, "--limit gpu: is not a resource of the VMs; they are cpu, disk"),
+        ({"words": ["--limit", "gpu=1"]}, "--limit gpu: the VMs have no such resource; they have cpu, disk"),
         (
             {"words": ["--fit", "gib=1"]},
             "FOLDER/vms.csv: has no column gib; it has job, cpu, disk, tau_s, start_s, host",
         ),
         ({"hosts": "name\na\n"}, "FOLDER/hosts.csv: has no column host; it has name"),
         ({"hosts": "host\na\n"}, "FOLDER/vms.csv: W1 runs on machine-1, which is not a host of the other file"),
-        ({"hosts": "host\na\na\n"}, "FOLDER/hosts.csv: host a is there twice; each must be once"),
+        ({"hosts": "host\na\na\n"}, "FOLDER/hosts.csv: host a appears more than once; remove the repeated rows"),
         (
             {"hosts": "host,units.cpu\na,0\n"},
             "FOLDER/hosts.csv: column units.cpu must be numbers of 1 or more (row 1: 0)",

@@ -167,7 +167,11 @@ def test_an_interval_is_the_wider_of_those_by_workloads_and_by_platforms():
         ("workload,interferer,runtime_us", ["a,b,1"], "has no column platform; it has "),
         ("workload,platform,interferer", ["a,p,b"], "has no column runtime_us; it has "),
         ("workload,platform,interferer,runtime_us", ["a,p,b,0"], "runtime_us must be more than 0 in every row"),
-        ("workload,platform,interferer,slowdown", ["a,p,,", "a,p,b,-1"], "slowdown must be more than 0 beside "),
+        (
+            "workload,platform,interferer,slowdown",
+            ["a,p,,", "a,p,b,-1"],
+            "slowdown must be more than 0 in rows with another workload ",
+        ),
         (
             "workload,platform,interferer,runtime_us",
             ["a,p,,1", "a,p,b,2", "b,p,a,2"],
@@ -187,11 +191,11 @@ def test_files_of_pairs_that_are_refused(header, rows, line, tmp_path):
     ("header", "row", "line"),
     [
         ("workload,platform,interferer", "w9,p0,w1", "workload 'w9' is not known (row 1); measure it in pairs"),
-        ("workload,platform,interferer,slowdown", "w1,p0,w2,1", "has a column slowdown already, which "),
+        ("workload,platform,interferer,slowdown", "w1,p0,w2,1", "already has a column slowdown, which "),
         ("workload,platform,interferers", "w1,p0,w2;w3", "row 1 is beside 2 others, and pairs have one; use "),
-        ("workload,platform,interferer", "w7,p0,w0", "row 1: 'w7' is the workload of no measured pair; measure "),
-        ("workload,platform,interferer", "w0,p0,w7", "row 1: 'w7' is the interferer of no measured pair; "),
-        ("workload,platform,interferer", "w0,p2,w1", "row 1: 'p2' is the platform of no measured pair; measure "),
+        ("workload,platform,interferer", "w7,p0,w0", "row 1: 'w7' is not the workload of any measured pair; measure "),
+        ("workload,platform,interferer", "w0,p0,w7", "row 1: 'w7' is not the interferer of any measured pair; "),
+        ("workload,platform,interferer", "w0,p2,w1", "row 1: 'p2' is not the platform of any measured pair; measure "),
     ],
 )
 def test_rows_that_cannot_be_predicted_are_refused_before_any_fit(header, row, line, slow, tmp_path, monkeypatch):

@@ -172,7 +172,7 @@ def test_profiles_of_simulated_runs_come_back():
 @pytest.mark.parametrize(
     ("text", "words", "line"),
     [
-        ("job,time_s\na,1\n", [], "FILE: has no column of a resource beside job, time_s"),
+        ("job,time_s\na,1\n", [], "FILE: has no resource column, only job, time_s"),
         ("job,copies\na,1\n", [], "FILE: has no column time_s; it has job, copies"),
         ("job,cpu,time_s\na,1,5\n", [], "FILE: job a: 1 runs cannot show 2 unknowns (time alone, and 1 shares)"),
         (

@@ -291,7 +291,7 @@ def test_a_failure_is_reported_once_costs_no_version_and_is_tried_again(lake, cl
     assert after_build(built) == 1
     assert after_build(built) is None
     reported = capsys.readouterr().err
-    assert reported.count("the lake was not compacted, nor old days deleted") == 1
+    assert reported.count("lake maintenance failed: nothing compacted, no old days deleted") == 1
     assert "LakeError: segment x is damaged" in reported
     assert built.last_error == ""
     monkeypatch.setattr(LakeMaintenance, "_run", original)

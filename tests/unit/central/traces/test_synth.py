@@ -290,7 +290,7 @@ def test_presets_are_sound_and_every_knob_is_described():
     assert {"paper", "paper-saturating", "quiet", "other-1", "other-2", "other-3", "other-4"} <= set(PRESETS)
     assert preset("paper-saturating").form == "saturating"
     assert all(text for _, _, text in knobs())
-    with pytest.raises(InputError, match=r"no preset 'x'; there are paper, "):
+    with pytest.raises(InputError, match=r"unknown preset 'x'; known: paper, "):
         preset("x")
 
 

@@ -85,9 +85,9 @@ async def test_what_central_refuses_and_what_is_not_asked(ask, served, lake, tmp
         ((*plan, f"platform=Z,{ALL}"), 3, f"central at {central}: platform 'Z': no host of it was measured"),
         ((*plan, "until=1969-01-01"), 3, "nothing was measured from 1970-01-01 00:00 UTC"),
         ((*plan, ALL, "--name", "host-1"), 4, "only operators may ask"),
-        ((*plan, hosts), 3, f"side '{hosts}': a plan is of platform=, from= and until=, of all hosts"),
+        ((*plan, hosts), 3, f"side '{hosts}': a plan covers all hosts; give platform=, from= and until="),
         ((*plan, "rest"), 3, "side 'rest': rest needs two sides; there is one"),
-        (("compare", "rest", hosts, "--lake", lake), 3, "--lake: is read here, --central is asked for its own"),
+        (("compare", "rest", hosts, "--lake", lake), 3, "--lake is read here, and --central reads its own lake"),
         (("compare", hosts, hosts), 3, "are the same samples"),
     ):
         found, out, err = await ask(*arguments)

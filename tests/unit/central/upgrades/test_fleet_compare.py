@@ -173,7 +173,7 @@ def test_sides_that_are_none_get_one_line(run, lake) -> None:
         ("hosts", hosts, 3, "side 'hosts': hosts needs a value"),
         ("rest=1", hosts, 3, "side 'rest=1': rest takes no value"),
         ("platform=", hosts, 3, "platform needs a value"),
-        ("from=1970-01-02,from=1970-01-03", hosts, 3, "a key is there twice"),
+        ("from=1970-01-02,from=1970-01-03", hosts, 3, "a key is given twice"),
         (hosts, hosts, 3, "are the same samples"),
         ("platform=Z", hosts, 3, "side 'platform=Z': no task of the lake has ipc there"),
     ):

@@ -84,7 +84,7 @@ def test_a_fleet_that_cannot_be_covered_is_reported(run, tmp_path) -> None:
         ('[{"job": "a", "observe": 99999999999999999999999}]', "(value 99999999999999999999999)"),
         ('[{"job": "a", "observe": 0}]', "job a: observe must be a whole number above 0 (value 0)"),
         ('[{"job": "a", "observe": true}]', "(value True)"),
-        ('[{"job": "a", "observe": 4}, {"job": "a", "observe": 5}]', "job a is there twice"),
+        ('[{"job": "a", "observe": 4}, {"job": "a", "observe": 5}]', "job a appears more than once"),
         ("[]", "it has no jobs"),
     ],
 )

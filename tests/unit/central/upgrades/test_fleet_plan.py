@@ -117,7 +117,7 @@ def test_observed_rows_are_held_against_the_plan_and_planned_again(run, tmp_path
         (f"{HEADER}\na,1,,1,9,1\nb,1,1,1,9,1\n", "column mean must be numbers above 0 (row 1: empty"),
         (f"{HEADER}\na,1,x,1,9,1\n", "column mean must be numbers above 0 (row 1: x)"),
         (f"{HEADER}\na,1,1,1,9.5,1\n", "column instances must be whole numbers (row 1: 9.5)"),
-        (f"{HEADER}\na,1,1,1,9,1\na,1,1,1,9,1\n", "job a is there twice"),
+        (f"{HEADER}\na,1,1,1,9,1\na,1,1,1,9,1\n", "job a appears more than once"),
         (f"{HEADER}\n,1,1,1,9,1\n", "column job is empty (row 1)"),
         (f"{HEADER}\na,1,1e300,1,9,1\n", "column mean must be numbers from 1e-30 to 1e+30 (row 1: 1e300)"),
         (f"{HEADER}\na,1e308,1,1,9,1\nb,1e308,1,1,9,1\n", "column weight must be numbers from 1e-30 to 1e+30"),

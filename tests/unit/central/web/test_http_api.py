@@ -594,7 +594,7 @@ async def test_renewed_files_are_taken_up_and_those_that_do_not_fit_spoil_nothin
     try:
         old, before = await asyncio.to_thread(serial), (tmp_path / "central.crt").read_bytes()
         shutil.copy(other.certificate, tls.certificate)
-        await until_told("cannot be used for HTTP; the ones before stay in force")
+        await until_told("cannot be used for HTTP; the previous ones stay in use")
         assert await asyncio.to_thread(serial) == old
         (tmp_path / "central.crt").write_bytes(before)
         renew(tmp_path, "central")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from collector.base import RdtDomain, Reason
 from collector.files import KeptFiles
 from collector.resctrl.counters import add_up, make_domain, parse_value, unbroken
-from collector.resctrl.groups import GroupReader
+from collector.resctrl.group_reader import GroupReader
 from collector.resctrl.threads import Threads, parse_groups
 from collector.resctrl.tree import Place, Tree
 from collector.resctrl.turns import Step, Turns
