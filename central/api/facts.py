@@ -39,8 +39,7 @@ async def get_facts(context: Context, request: fleet_pb2.GetFactsRequest) -> fle
 
 async def vm_named(context: Context, name: str) -> str:
     """Return the UUID of the one VM of a name, "" without one. Raises ApiError if several have it."""
-    found = await context.history.ask(context.facts.find, name, _SAME_NAMES)
-    vms = sorted({record.vm for record in found if record.name.lower() == name.lower()})
+    vms = await context.history.ask(context.facts.named, name, _SAME_NAMES)
     if len(vms) > 1:
         raise wrong(several_named(name, vms), "vm")
     return vms[0] if vms else ""

@@ -1,6 +1,8 @@
 """History: series of metrics over any time, and the VMs that lead by one."""
 
 import asyncio
+import contextlib
+import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +14,7 @@ from central.api.admission import Result
 from central.api.context import Context
 from central.api.facts import vm_named
 from central.api.limits import MAX_HISTORY_POINTS, MAX_PAGE_SIZE, MAX_SCOPE, MAX_TIME_UNIX_NS
-from central.api.requests import read_page, read_top, unknown, wrong, wrong_field
+from central.api.requests import ApiError, read_page, read_top, unknown, wrong, wrong_field
 from central.history.queries import METRICS, Scope
 from central.history.reader import Series, VmLines
 from central.history.steps import Steps
@@ -53,7 +55,7 @@ async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) 
         most = f"must be at least 2, and points * metrics at most {MAX_HISTORY_POINTS:,}"
         raise wrong_field("points", f"{most} (values {points}, {len(metrics)}); ask for fewer points or metrics")
     since, until = _read_time(request, context.clock_unix_ns(), _SERIES_DAYS)
-    scope = await _read_scope(context, request, since, until, [await _found_vm(context, vm) for vm in request.vms])
+    scope = await _read_scope(context, request, since, until, await _found_vms(context, request.vms))
     page = read_page(request, "series", ("",), _filters(request))
     (after,) = page.place
 
@@ -132,14 +134,21 @@ def _read_time(request: Any, now_unix_ns: int, most_days: int) -> tuple[int, int
     return since, until
 
 
-async def _found_vm(context: Context, vm: str) -> str:
-    """Return the UUID of a VM that is given by that or by its name; of one that is gone, the name in its facts."""
-    found = context.registry.vm_names.find(vm)
-    if len(found) > 1:
-        raise wrong(several_named(vm, found), "vms")
-    if found or _UUID.fullmatch(vm):
-        return found[0] if found else vm
-    return await vm_named(context, vm) or vm
+async def _found_vms(context: Context, vms: Sequence[str]) -> list[str]:
+    """Return the UUIDs of VMs that are given by that or by name; those that are gone have their names in facts."""
+    found, gone = [], []
+    for vm in vms:
+        known = context.registry.vm_names.find(vm)
+        if len(known) > 1:
+            raise wrong(several_named(vm, known), "vms")
+        if known or _UUID.fullmatch(vm):
+            found.append(known[0] if known else vm)
+        else:
+            gone.append(vm)
+    if len(gone) > _NAMED:
+        problem = f"has {len(gone)} names of VMs that do not run (such as {gone[0][:80]!r}), more than {_NAMED}"
+        raise wrong_field("vms", f"{problem}; give their UUIDs")
+    return found + [await vm_named(context, vm) or vm for vm in gone]
 
 
 async def _read_scope(context: Context, request: Any, since: int, until: int, vms: list[str]) -> Scope | None:
@@ -169,15 +178,18 @@ def _filters(request: Any) -> str:
     """Return all that a page's token must be of; times that are not given change."""
     names = ("metrics", "vms", "hosts", "jobs", "projects")
     times = (request.since_unix_ns, request.until_unix_ns, request.points)
-    return repr(([sorted(getattr(request, name)) for name in names], times))
+    filters = repr(([sorted(getattr(request, name)) for name in names], times))
+    # A thousand names are longer than a token may be.
+    return hashlib.blake2b(filters.encode(), digest_size=16).hexdigest()
 
 
 async def _names(context: Context, vms: Sequence[VmLines]) -> dict[str, str]:
     """Return VMs' names, as their hosts say; of a few that send no windows now, as their facts did."""
     names = {lines.vm: context.registry.vm_names.get(lines.vm, lines.last_host) for lines in vms}
-    for vm in [vm for vm, name in names.items() if not name][:_NAMED]:
-        for record in (await context.history.ask(context.facts.history, vm))[:1]:
-            names[vm] = record.name
+    with contextlib.suppress(ApiError):  # without the database there are series all the same
+        for vm in [vm for vm, name in names.items() if not name][:_NAMED]:
+            for record in (await context.history.ask(context.facts.history, vm))[:1]:
+                names[vm] = record.name
     return names
 
 

@@ -56,12 +56,14 @@ def _made(context: Context, running: Running) -> VmList:
     """Make the list; projects are those of facts. Blocks."""
     names, now = context.registry.vm_names, context.clock_unix_ns()
     projects = context.facts.projects_at(now, limit=_MOST_VMS)
-    return VmList(
+    found = VmList(
         [
-            entry(row["vm"], names.get(row["vm"], row["machine"]), projects.get(row["vm"], ""), row)
+            entry(row["vm"], names.get(row["vm"], row["machine"]), projects.get((row["machine"], row["vm"]), ""), row)
             for row in running.vms.to_pylist()
         ]
     )
+    found.of_project("")  # sorts by name, here and not on the loop
+    return found
 
 
 async def _parts(context: Context) -> dict[str, Part]:
@@ -76,7 +78,10 @@ async def _parts(context: Context) -> dict[str, Part]:
             found.setdefault(incident.suspect.vm, Part(agent_pb2.BEHAVIOUR_INFLICTING, number, since))
         for vm in now.get(number, ()):
             slow_down = vm.slow_down if vm.HasField("slow_down") else None
-            found[vm.vm] = Part(agent_pb2.BEHAVIOUR_VICTIM, number, since, slow_down)
+            if (
+                vm.vm not in found or found[vm.vm].behaviour != agent_pb2.BEHAVIOUR_VICTIM
+            ):  # the worst incident is first
+                found[vm.vm] = Part(agent_pb2.BEHAVIOUR_VICTIM, number, since, slow_down)
     return found
 
 
@@ -133,8 +138,7 @@ async def _others(context: Context, text: str, top: int, project: str) -> list[f
     """Return VMs that facts have by a part of a name, and that incidents or events have by the whole name or UUID."""
     found = [
         _Hit(kind="vm", name=each.name, vm=each.vm, project=each.project, job=each.job, host=each.host, gone=True)
-        for each in await context.history.ask(context.facts.find, text, top)
-        if (text.lower() in each.name.lower() or each.vm.startswith(text)) and project in ("", each.project)
+        for each in await context.history.ask(context.facts.find, text, top, project)
     ]
     for incident in await context.history.find(IncidentQuery(vm=text, project=project), 5):
         found += [

@@ -66,13 +66,14 @@ def _change(
             return fleet_pb2.CHANGE_KIND_VM_MIGRATED, f"went to host {near[-1]}"
         return fleet_pb2.CHANGE_KIND_VM_GONE, "is gone"
     if last is None or last.gone:
-        known = [row for row in elsewhere if row.from_unix_ns <= unix_ns + _MOVE_NS]
+        known = [row for row in elsewhere if row.from_unix_ns <= unix_ns + (_MOVE_NS if row.gone else 0)]
+        was_there = any(not row.gone for row in known)
         # There still, or gone when it came here.
-        if known and (not known[-1].gone or abs(known[-1].from_unix_ns - unix_ns) < _MOVE_NS):
+        if was_there and (not known[-1].gone or abs(known[-1].from_unix_ns - unix_ns) < _MOVE_NS):
             return fleet_pb2.CHANGE_KIND_VM_MIGRATED, f"came from host {known[-1].host}"
         return fleet_pb2.CHANGE_KIND_VM_STARTED, "started"
     if last.epoch != now.epoch:
-        return fleet_pb2.CHANGE_KIND_VM_STARTED, "was started anew"
+        return fleet_pb2.CHANGE_KIND_VM_STARTED, "was started again"
     limits = []
     for field, words, unit, size in _LIMITS:
         before, after = (f"{getattr(one, field) / size:g}" if one.HasField(field) else "none" for one in (last, now))

@@ -40,8 +40,8 @@ class FactStore:
         ask = partial(tables.vms_at, unix_ns=unix_ns, vm=vm, host=host, project=project, after=after, limit=limit)
         return self._database.read(ask)
 
-    def projects_at(self, unix_ns: int, *, limit: int) -> dict[str, str]:
-        """Return the projects of the VMs that were there at a time, by UUID; those without one are left out."""
+    def projects_at(self, unix_ns: int, *, limit: int) -> dict[tuple[str, str], str]:
+        """Return the projects of the VMs that were there at a time, by host and UUID; those without are left out."""
         return self._database.read(lambda connection: tables.projects_at(connection, unix_ns, limit))
 
     def vms_of(self, projects: Sequence[str], since_unix_ns: int, until_unix_ns: int, limit: int) -> list[str]:
@@ -64,10 +64,14 @@ class FactStore:
             lambda connection: changes(connection, host, since_unix_ns, until_unix_ns, limit=limit)
         )
 
-    def project(self, vm: str) -> str:
-        """Return the project of a VM (UUID) by its last version; "" if it is not known."""
-        return next((one.project for one in self.history(vm)), "")
+    def project(self, host: str, vm: str) -> str:
+        """Return the project of a VM (UUID) by what its host said last; "" if it is not known."""
+        return next((one.project for one in self.history(vm) if one.host == host), "")
 
-    def find(self, text: str, limit: int) -> list[VmRecord]:
-        """Return the last version of VMs, also gone ones, by a part of UUID, name, project, job or host."""
-        return self._database.read(lambda connection: tables.find(connection, text, limit))
+    def named(self, name: str, limit: int) -> list[str]:
+        """Return the UUIDs of VMs, also of gone ones, that have or had a name, in any case."""
+        return self._database.read(lambda connection: tables.named(connection, name, limit))
+
+    def find(self, text: str, limit: int, project: str = "") -> list[VmRecord]:
+        """Return the last version of VMs, also gone ones, by a part of the name or the beginning of the UUID."""
+        return self._database.read(lambda connection: tables.find(connection, text, limit, project))

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from central.facts.records import HostRecord, VmRecord, host_record, vm_record
+from central.incidents.tables import lock
 from central.validation.facts import FactRow
 from whitepanda.v1 import agent_pb2
 
@@ -43,6 +44,7 @@ _KNOWN_FOR_NS = 2 * 86_400 * 10**9
 
 def take(connection: sa.Connection, rows: Sequence[FactRow]) -> int:
     """Keep versions that are new, and return how many are."""
+    lock(connection)
     return sum(_take(connection, row) for row in rows)
 
 
@@ -66,8 +68,10 @@ def _take(connection: sa.Connection, row: FactRow) -> int:
             at = of & (_c.from_unix_ns == last.from_unix_ns)
             connection.execute(facts.update().where(at).values(seen_unix_ns=row.unix_ns))
         return 0
+    # It was so again after what comes late.
+    again = last if last is not None and last.seen_unix_ns > begun else None
     after = connection.execute(near.where(_c.from_unix_ns > begun).order_by(_c.from_unix_ns).limit(1)).first()
-    if after is not None and after.digest == digest:  # the same began earlier than was known
+    if after is not None and after.digest == digest and again is None:  # the same began earlier than was known
         at = of & (_c.from_unix_ns == after.from_unix_ns)
         connection.execute(facts.update().where(at).values(from_unix_ns=begun))
         return 0
@@ -76,6 +80,12 @@ def _take(connection: sa.Connection, row: FactRow) -> int:
     values = {"host": row.host, "vm": row.vm, "from_unix_ns": begun, "seen_unix_ns": row.unix_ns}
     gone = is_vm and said.gone
     connection.execute(facts.insert().values(**values, **texts, gone=gone, digest=digest, payload=row.payload))
+    if again is not None:
+        at = of & (_c.from_unix_ns == again.from_unix_ns)
+        connection.execute(facts.update().where(at).values(seen_unix_ns=begun))
+        since = {"from_unix_ns": again.seen_unix_ns, "seen_unix_ns": again.seen_unix_ns}
+        same = dict(zip(_c.keys(), again, strict=True))
+        connection.execute(facts.insert().values(**same | since))
     return 1
 
 
@@ -99,16 +109,17 @@ def vms_at(
     return [vm_record(*row) for row in _at(connection, unix_ns, conditions, then, limit)]
 
 
-def projects_at(connection: sa.Connection, unix_ns: int, limit: int) -> dict[str, str]:
-    """Return the projects of the VMs that were there at a time, by UUID; those without one are left out."""
+def projects_at(connection: sa.Connection, unix_ns: int, limit: int) -> dict[tuple[str, str], str]:
+    """Return the projects of the VMs that were there at a time, by host and UUID; those without one are left out."""
     held = (
-        sa.select(_c.vm, _c.payload)
+        sa.select(_c.host, _c.vm, _c.payload)
         .where(_c.vm != "", _c.project != "", ~_c.gone, _c.from_unix_ns <= unix_ns)
         .where(~_is_followed(_later.c.from_unix_ns <= unix_ns), _c.seen_unix_ns >= unix_ns - _KNOWN_FOR_NS)
         .order_by(_c.from_unix_ns)
     )
     # The column has them in lower case.
-    return {vm: agent_pb2.VmFacts.FromString(payload).project for vm, payload in connection.execute(held.limit(limit))}
+    rows = connection.execute(held.limit(limit))
+    return {(host, vm): agent_pb2.VmFacts.FromString(payload).project for host, vm, payload in rows}
 
 
 def vms_of(
@@ -144,14 +155,23 @@ def history(connection: sa.Connection, vm: str) -> list[VmRecord]:
     return [vm_record(*row[:4]) for row in connection.execute(shown.limit(_SHOWN_VERSIONS))]
 
 
-def find(connection: sa.Connection, text: str, limit: int) -> list[VmRecord]:
-    """Return the last version of VMs, also of gone ones, with a text in UUID, name, project, job or host.
+def named(connection: sa.Connection, name: str, limit: int) -> list[str]:
+    """Return the UUIDs of VMs, also of gone ones, that have or had a name, in any case."""
+    found = sa.select(_c.vm).where(_c.vm != "", ~_c.gone, _c.name == name.lower()).distinct().order_by(_c.vm)
+    return list(connection.execute(found.limit(limit)).scalars())
 
-    Those that equal it come first, then those that begin with it, then the others, the newest first.
+
+def find(connection: sa.Connection, text: str, limit: int, project: str = "") -> list[VmRecord]:
+    """Return the last version of VMs, also of gone ones, with a text in the name, or that begin with it as UUID.
+
+    Those that equal it come first, then those that begin with it, then the others, the newest first. `project`: only
+    VMs of this one.
     """
     wanted = text.lower()
-    columns = (_c.vm, _c.name, _c.project, _c.job, sa.func.lower(_c.host))
-    has = sa.or_(*(column.contains(wanted, autoescape=True) for column in columns))
+    columns = (_c.vm, _c.name)
+    has = _c.name.contains(wanted, autoescape=True) | _c.vm.startswith(wanted, autoescape=True)
+    if project:
+        has &= _c.project == project.lower()
     is_equal = sa.or_(*(column == wanted for column in columns))
     begins = sa.or_(*(column.startswith(wanted, autoescape=True) for column in columns))
     rank = sa.case((is_equal, 0), (begins, 1), else_=2)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 
+from central.lake.deletion_notes import deleted_through
 from central.lake.segment_times import SegmentTimes
 from central.lake.segments import Lake, Segment, day_of
 from central.roll_ups.store import SlotManifest, SlotStore
@@ -38,8 +39,15 @@ class HistoryFiles:
         self._lock = threading.Lock()
 
     def have_windows(self, since: int, until: int) -> bool:
-        """Return whether the windows of each day that has slots are still in the lake."""
-        return all(self._lake.segments(day) or self._store.newest(day) is None for day in _days(since, until))
+        """Return whether the windows of each day that has slots are still in the lake.
+
+        A day whose windows retention has deleted may have some again that came late.
+        """
+        deleted = deleted_through(self._lake, "samples")
+        return all(
+            (day > deleted and self._lake.segments(day)) or self._store.newest(day) is None
+            for day in _days(since, until)
+        )
 
     def find(self, since: int, until: int, *, with_slots: bool) -> Files:
         """Return the files with windows that begin in [since, until); only segments unless `with_slots`.

@@ -107,9 +107,10 @@ class FleetHistory:
         """Return series of the first `limit` VMs of a scope, in order, after one; only of those with windows."""
 
         def ask(cursor: duckdb.DuckDBPyConnection, files: Files) -> Series:
-            if scope.vms:
-                chosen = sorted(vm for vm in set(scope.vms) if vm > after)[: limit + 1]
-            else:
+            named = sorted(vm for vm in set(scope.vms) if vm > after)
+            if scope.vms and len(named) <= limit:
+                chosen = named
+            else:  # a page has VMs with windows only
                 found = cursor.execute(queries.vms(files, scope, steps, after, limit + 1)).fetchall()
                 chosen = [vm for (vm,) in found]
             page = tuple(chosen[:limit])

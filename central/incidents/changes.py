@@ -60,11 +60,11 @@ def _change(before: sa.Row[tuple[object, ...]], now: AgentSeen) -> "tuple[fleet_
     """Return what has changed: the host's start includes the agent's, an upgrade a restart."""
     versions = "" if before.version == now.version else f", agent {before.version or '?'} -> {now.version or '?'}"
     if before.boot_id and now.boot_id and before.boot_id != now.boot_id:
-        return fleet_pb2.CHANGE_KIND_HOST_RESTARTED, f"host {now.host} was started anew{versions}"
+        return fleet_pb2.CHANGE_KIND_HOST_RESTARTED, f"host {now.host} was started again{versions}"
     if versions:
         return fleet_pb2.CHANGE_KIND_AGENT_UPGRADED, versions.removeprefix(", ")
     if before.started_unix_ns and now.started_unix_ns and before.started_unix_ns != now.started_unix_ns:
-        return fleet_pb2.CHANGE_KIND_AGENT_RESTARTED, f"agent {now.version} was started anew"
+        return fleet_pb2.CHANGE_KIND_AGENT_RESTARTED, f"agent {now.version} was started again"
     return None
 
 

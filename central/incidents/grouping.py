@@ -42,7 +42,7 @@ _PRUNED_AT_ONCE = 500
 _SLOW: dict[str, float | str] = {"ratio": -1.0, "low": -1.0, "high": -1.0, "model": ""}
 
 
-def _no_project(_vm: str) -> str:
+def _no_project(_host: str, _vm: str) -> str:
     return ""
 
 
@@ -52,12 +52,12 @@ def take(
     *,
     gap_ns: int,
     oldest_unix_ns: int,
-    project_of: Callable[[str], str] = _no_project,
+    project_of: Callable[[str, str], str] = _no_project,
 ) -> int:
     """Put reports, in any order, into their incidents, within the caller's transaction; return how many were new.
 
     Reports of one host that are `gap_ns` apart or less are of one incident. Those older than `oldest_unix_ns` are past
-    the retention and left out. `project_of` returns the project of a VM (UUID), "" if it is not known.
+    the retention and left out. `project_of` returns the project of a VM by its host and UUID, "" if it is not known.
     """
     lock(connection)
     changed: set[str] = set()
@@ -82,7 +82,7 @@ def take(
         number = _incident(connection, row, trigger, gap_ns)
         key = (reports.c[name] == values[name] for name in _KEY)
         connection.execute(sa.update(reports).where(*key).values(incident=number))
-        _note_vms(connection, number, trigger, project_of)
+        _note_vms(connection, number, trigger, functools.partial(project_of, row.machine))
         if advice.recommendations:
             _note_advice(connection, number, row.unix_ns, advice.SerializeToString())
         changed.add(row.machine)

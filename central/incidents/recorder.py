@@ -28,8 +28,8 @@ class IncidentRecorder:
     """One central's way from journal to history.
 
     Reports of one incident are no further apart than `gap_ns`: at least two slots, as hosts report once per slot.
-    `project_of` returns a VM's project by its UUID, "" if it is not known. `on_recorded` is called, on the loop, when
-    the history has something new.
+    `project_of` returns a VM's project by its host and UUID, "" if it is not known. `on_recorded` is called, on the
+    loop, when the history has something new.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class IncidentRecorder:
         store: IncidentStore,
         *,
         slot_s: float,
-        project_of: Callable[[str], str] = lambda _vm: "",
+        project_of: Callable[[str, str], str] = lambda _host, _vm: "",
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.gap_ns = round(max(section.quiet_gap_s, 2 * slot_s) * 1e9)

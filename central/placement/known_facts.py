@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from central.incidents.store import StoreError
@@ -28,7 +28,7 @@ def sizes_at(facts: Facts | None, unix_ns: int) -> Sizes:
         return Sizes()
     try:
         hosts = {one.host: _host_size(one) for one in _hosts(facts, unix_ns)}
-        vms = {one.vm: VmSize(one.vcpus, one.memory_bytes) for one in _vms(facts, unix_ns)}
+        vms = {one.vm: VmSize(one.vcpus, one.memory_bytes) for one in _newest(_vms(facts, unix_ns))}
     except StoreError as error:
         return Sizes(problem=f"facts of hosts and VMs do not answer: {error}")
     return Sizes(hosts, vms)
@@ -37,12 +37,21 @@ def sizes_at(facts: Facts | None, unix_ns: int) -> Sizes:
 def quotas_at(facts: Facts | None, unix_ns: int) -> Mapping[str, float]:
     """Return the CPU quota of each VM at a time, in cores: without one the number of its vCPUs. Raises StoreError."""
     every = () if facts is None else _vms(facts, unix_ns)
-    return {one.vm: float(one.cores) for one in every if one.cores}
+    return {one.vm: float(one.cores) for one in _newest(every) if one.cores}
 
 
 def _host_size(host: Any) -> HostSize:
     speeds = [bits_per_s / _BITS for _, bits_per_s in host.nics if bits_per_s]
     return HostSize(host.cpus, host.memory_bytes, sum(speeds) or None, len(host.disks) or None)
+
+
+def _newest(records: Iterable[Any]) -> Iterable[Any]:
+    """Return one record of each VM: after a migration the host that it left may not have said yet that it is gone."""
+    found: dict[str, Any] = {}
+    for one in records:
+        if one.vm not in found or one.from_unix_ns > found[one.vm].from_unix_ns:
+            found[one.vm] = one
+    return found.values()
 
 
 def _vms(facts: Facts, unix_ns: int) -> Iterator[Any]:

@@ -44,6 +44,7 @@ _MAX_DURATION_NS = 86_400 * 10**9  # no window and no trace record is longer tha
 _MAX_NAME = 512  # characters of a VM's, epoch's, job's, machine's or platform's name, and of that for people
 _JOB_BYTES = 64  # of names, for each job that a host may have
 _LEAST_JOB_BYTES = 64 << 10  # of a host, however few jobs it may have
+_MAX_METRICS = 256  # columns of a batch, of a newer agent too
 _MAX_SPOOL_ID = 64  # bytes; it is remembered indefinitely
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # and what ends a line elsewhere
 
@@ -207,6 +208,8 @@ def _check_lengths(batch: agent_pb2.CpiBatch, rows: int) -> None:
     for name, length, right in (*lengths, ("metrics", len(batch.metrics.values), {len(numbers) * rows})):
         if length not in right:
             raise BatchError("column_length", f"column {name} has {length} values, task_index has {rows}")
+    if len(numbers) > _MAX_METRICS:
+        raise BatchError("column_length", f"metrics have {len(numbers)} columns, more than {_MAX_METRICS}")
     if len(set(numbers)) != len(numbers):
         raise BatchError("column_length", f"metrics have {len(numbers)} columns of {len(set(numbers))} metrics")
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from central.lake.schema import SAMPLES
 from central.validation.wire_columns import TIMES, BatchColumns
-from whitepanda.common.window_columns import METRIC_COLUMNS
+from whitepanda.common.window_columns import BY_NUMBER, METRIC_COLUMNS
 from whitepanda.v1 import agent_pb2
 
 
@@ -114,12 +114,14 @@ def _gather(read: Sequence[_Read], counts: npt.NDArray[np.int64], name: str) -> 
 def _metric_columns(read: Sequence[_Read], counts: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
     """Return the columns of all metrics; those of batches with the same metrics are taken together."""
     rows = int(counts.sum())
-    found = {number: np.full(rows, np.nan, np.float32) for number in {n for each in read for n in each.columns.numbers}}
+    numbers = {number for each in read for number in each.columns.numbers if number in BY_NUMBER}
+    found = {number: np.full(rows, np.nan, np.float32) for number in numbers}
     at = 0
-    for numbers, some in groupby(read, lambda each: each.columns.numbers):
+    for same, some in groupby(read, lambda each: each.columns.numbers):
         values = np.concatenate([each.metrics() for each in some], axis=1)
-        for number, column in zip(numbers, values, strict=True):
-            found[number][at : at + len(column)] = column
+        for number, column in zip(same, values, strict=True):
+            if number in found:
+                found[number][at : at + len(column)] = column
         at += values.shape[1]
     columns: dict[str, pa.Array] = {}
     for column in METRIC_COLUMNS:

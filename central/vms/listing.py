@@ -99,9 +99,9 @@ class VmList:
         by_name = self._by_column("name")
         in_parts = [each for each in by_name if each.vm in parts]
         key = _slow_down if wanted.order == "slow_down" else _behaviour
-        in_parts.sort(key=lambda each: key(parts[each.vm]), reverse=True)
-        found = [*in_parts, *(each for each in by_name if each.vm not in parts)]
-        return found if wanted.descending else found[::-1]
+        others = [each for each in by_name if each.vm not in parts]
+        in_parts.sort(key=lambda each: key(parts[each.vm]), reverse=wanted.descending)
+        return [*in_parts, *others] if wanted.descending else [*others, *in_parts]
 
     def _by_column(self, order: str, *, descending: bool = False) -> list[VmEntry]:
         known = self._sorted.get((order, descending))

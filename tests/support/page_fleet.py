@@ -141,7 +141,7 @@ class PageCentral:
                 name = host_name(host)
                 rows.append(TriggerRow(name, "spool", at // S, 0, name, at, report.SerializeToString()))
         projects = {vm_id(vm): _project_of(vm) for vm in range(self.size.vms_per_host)}  # as `note_facts` has them
-        self.store.take(rows, gap_ns=900 * S, oldest_unix_ns=0, project_of=lambda vm: projects.get(vm, ""))
+        self.store.take(rows, gap_ns=900 * S, oldest_unix_ns=0, project_of=lambda _host, vm: projects.get(vm, ""))
 
     def _report(self, host: int, at: int, k: int) -> agent_pb2.Trigger:
         strength = 2.6 + 0.4 * math.sin(host) + 0.1 * k

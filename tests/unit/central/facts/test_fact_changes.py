@@ -40,7 +40,7 @@ def test_a_vm_starts_is_limited_starts_anew_and_goes(store):
         (100, "VM_STARTED", "VM shop-1 started"),
         (200, "LIMIT_SET", "VM shop-1 CPU quota none -> 2.5 cores"),
         (300, "LIMIT_SET", "VM shop-1 vCPUs 4 -> 2, memory 1024 -> 2048 MiB"),
-        (400, "VM_STARTED", "VM shop-1 was started anew"),
+        (400, "VM_STARTED", "VM shop-1 was started again"),
         (600, "VM_GONE", "VM shop-1 is gone"),
         (700, "VM_STARTED", "VM shop-1 started"),
     ]
@@ -74,4 +74,13 @@ def test_vms_of_a_host_that_is_new_to_central_have_not_started(store):
 
 def test_a_vm_has_the_project_of_its_last_version(store):
     store.take([vm_row(100, project="Lab"), vm_row(200, project="Shop"), vm_row(300, project="Shop", gone=True)])
-    assert (store.project(VM), store.project(OTHER)) == ("Shop", "")
+    store.take([vm_row(400, host="node9", project="Stolen")])
+    assert (store.project("node1", VM), store.project("node1", OTHER)) == ("Shop", "")
+
+
+def test_a_vm_that_starts_and_soon_moves_away_has_started(store):
+    store.take([vm_row(50, vm=OTHER), vm_row(100), vm_row(900, host="node2"), vm_row(910, gone=True)])
+    assert changed(store)[-2:] == [
+        (100, "VM_STARTED", "VM shop-1 started"),
+        (910, "VM_MIGRATED", "VM shop-1 went to host node2"),
+    ]

@@ -75,6 +75,26 @@ def test_versions_in_any_order_are_the_same(store, tmp_path):
         assert other.history(VM) == store.history(VM)
 
 
+def test_what_was_so_again_after_a_late_change_is_still_so(store):
+    """Said at 100 and 120; then, late, that it was gone, or smaller, at 110: at 120 it was as before."""
+    rows = [vm_row(100, vcpus=2), vm_row(120, vcpus=2), vm_row(110, vcpus=4, gone=True), vm_row(130, vcpus=2)]
+    for order in ([0, 1, 2, 3], [0, 3, 2, 1]):
+        store.take([rows[place] for place in order])
+        assert [len(store.vms_at(second * S)) for second in (105, 111, 140)] == [1, 0, 1]
+        store.prune(10**6 * S)
+    store.take([vm_row(100, vcpus=2), vm_row(200, vcpus=2), vm_row(300, vcpus=4), vm_row(150, vcpus=4)])
+    assert [store.vms_at(second * S)[0].vcpus for second in (120, 160, 210, 310)] == [2, 4, 2, 4]
+
+
+def test_a_vm_is_found_by_its_name_however_many_have_it_as_project(store):
+    store.take([vm_row(100, vm=f"vm-{number}", name=f"n{number}", project="shop-1") for number in range(30)])
+    store.take([vm_row(50)])
+    assert store.named("SHOP-1", 20) == [VM]
+    assert [one.vm for one in store.find("shop", 20)] == [VM]
+    assert store.find("shop", 20, project="other") == []
+    assert len(store.find("n1", 20, project="Shop-1")) == 11
+
+
 def test_a_vm_that_moves_is_on_both_hosts_in_turn(store):
     store.take([vm_row(100), vm_row(200, gone=True), vm_row(190, host="node2")])
     assert [one.host for one in store.vms_at(150 * S)] == ["node1"]

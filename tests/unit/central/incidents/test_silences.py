@@ -103,7 +103,7 @@ def test_a_silence_matches_where_all_that_it_names_does(store):
 
 def test_a_project_is_that_of_the_reports(store):
     projects = {"uuid-web": "shop", "uuid-scan": "lab"}
-    store.take([row(1)], gap_ns=GAP, oldest_unix_ns=0, project_of=lambda vm: projects.get(vm, ""))
+    store.take([row(1)], gap_ns=GAP, oldest_unix_ns=0, project_of=lambda _host, vm: projects.get(vm, ""))
     assert silenced(store, project="lab") and silenced(store, project="shop") and not silenced(store, project="x")
     assert [i.id for i in listed(store, project="shop")] == [1] and listed(store, project="x") == []
     store.take([row(2)], gap_ns=GAP, oldest_unix_ns=0)
@@ -293,9 +293,9 @@ def test_changes_of_agents_and_hosts_are_found_between_two_hellos_also_of_other_
     store.note_agents([seen(started=NOW + 30 * S, version="1.1", at=NOW + 31 * S)])
     store.note_agents([seen(started=NOW + 900 * S, boot="b2", version="1.2", at=NOW + 40 * S)])  # its clock is ahead
     assert changed(store) == [
-        (10, "AGENT_RESTARTED", "agent 1.0 was started anew"),
+        (10, "AGENT_RESTARTED", "agent 1.0 was started again"),
         (30, "AGENT_UPGRADED", "agent 1.0 -> 1.1"),
-        (40, "HOST_RESTARTED", "host h1 was started anew, agent 1.1 -> 1.2"),
+        (40, "HOST_RESTARTED", "host h1 was started again, agent 1.1 -> 1.2"),
     ]
 
 
