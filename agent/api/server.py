@@ -143,13 +143,21 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the history is off: set history.days above 0")
             raise AssertionError  # abort has raised
         try:
-            async with self._reading:  # one at a time: each takes time of the only interpreter
-                return await asyncio.to_thread(self._state.moments, request)
+            # One at a time, as each takes time of the only interpreter; the thread goes on when its client has gone.
+            await self._reading.acquire()
+            reading = asyncio.ensure_future(asyncio.to_thread(self._state.moments, request))
+            reading.add_done_callback(self._has_read)
+            return await asyncio.shield(reading)
         except InputError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except UnavailableError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         raise AssertionError  # abort has raised
+
+    def _has_read(self, reading: asyncio.Future[host_pb2.GetMomentsResponse]) -> None:
+        self._reading.release()
+        if not reading.cancelled():
+            reading.exception()  # nobody may be left to ask for it
 
 
 async def _not_found(asked: str, vms: Sequence[VmIdentity], context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:

@@ -132,7 +132,8 @@ class Capture:
         """Keep windows that ended together."""
         self._sequence += 1
         state, sequence = self._state, self._sequence
-        end_ns = max(map(state.pipeline.windows.end_unix_ns, windows))
+        # Windows that the agent's stop closes would have ended later.
+        end_ns = min(max(map(state.pipeline.windows.end_unix_ns, windows)), state.clock.unix_ns())
         # On the monotonic clock they ended then, whenever they were closed.
         end_mono_ns = state.clock.mono_ns() - (state.clock.unix_ns() - end_ns)
         vms = list(state.pipeline.table)

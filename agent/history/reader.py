@@ -49,7 +49,11 @@ class History:
         before, after = min(request.before, _MOST), min(request.after, _MOST - min(request.before, _MOST))
         size, wanted = 0, frozenset(request.metrics) or None
         for pending in self._around(files, request.at_unix_ns, before, after):
-            moment = pending.make(wanted, request.explain)
+            try:
+                moment = pending.make(wanted, request.explain)
+            except DamagedError as error:
+                answer.problems.append(f"{error}; this moment is left out")
+                continue
             size += moment.ByteSize()
             if size > _MOST_BYTES and answer.moments:
                 # What is wanted most is at the end of those before, and at the beginning of those after.
@@ -57,6 +61,8 @@ class History:
                     break
                 size -= answer.moments.pop(0).ByteSize()
             answer.moments.append(moment)
+        if not answer.moments:
+            raise UnavailableError(f"{self._folder}: {'; '.join(answer.problems) or 'nothing is kept yet'}")
         answer.problems.extend(self._damaged.values())
         if request.explain:
             _check_explained(request.explain, request.at_unix_ns, answer)

@@ -150,7 +150,12 @@ class SegmentWriter:
                 data = _MAGIC + data
             self._write(data)
         except OSError:
+            is_empty = self._file is not None and not self._dictionary
             self.end_file()
+            if is_empty:  # else a disk that refuses all would be left a file for each frame
+                with contextlib.suppress(OSError):
+                    self._current.path.unlink()
+                    del self._bytes[self._current]
             raise
         self._dictionary = self._dictionary or payload[-_DICTIONARY_BYTES:]
         self._last_ns, self._last_mono_ns = unix_ns, mono_ns

@@ -22,6 +22,8 @@ def parse_time(option: str, text: str, now: datetime) -> datetime:
     except (ValueError, OverflowError) as error:
         why = "" if str(error) == "form" else f" ({error})"
         raise InputError(f"{option}: {text[:40]!r} is no time{why}; give {_FORMS}") from None
+    if found.timestamp() < 0:
+        raise InputError(f"{option}: {shown(found)} is before 1970")
     if found > now:
         raise InputError(f"{option}: {shown(found)} is in the future; it is {shown(now)} now")
     return found
@@ -35,10 +37,9 @@ def _parse(text: str, now: datetime) -> datetime:
         return now - timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     if clock := _CLOCK.fullmatch(text):
         hour, minute, second = (int(part or 0) for part in clock.groups())
-        wanted = now.replace(hour=hour, minute=minute, second=second, microsecond=0, fold=0)
-        if wanted > now:
-            wanted = _local(wanted.replace(tzinfo=None) - timedelta(days=1), now)
-        return wanted
+        today = now.replace(hour=hour, minute=minute, second=second, microsecond=0, fold=0, tzinfo=None)
+        wanted = _local(today, now)
+        return wanted if wanted <= now else _local(today - timedelta(days=1), now)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

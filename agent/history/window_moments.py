@@ -1,7 +1,8 @@
 """Windows as moments: what `vms`, `explain` and `top` show of a time whose ticks are no longer kept."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from agent.history.replay import Pending, explained
 from agent.history.segments import DamagedError, Frame, Segment, read
 from agent.sampling.metric_table import VM_METRICS
 from collector.base import Reason
-from whitepanda.common.window_columns import BY_NAME, BY_NUMBER
+from whitepanda.common.window_columns import BY_NUMBER
 from whitepanda.v1 import agent_pb2, host_pb2
 
 _SOURCE = "history"
@@ -28,6 +29,7 @@ class Row(NamedTuple):
 
     task: agent_pb2.Task
     values: dict[str, float | Reason]
+    duration_ns: int
 
 
 def rows_of(batch: agent_pb2.CpiBatch) -> list[Row]:
@@ -42,20 +44,24 @@ def rows_of(batch: agent_pb2.CpiBatch) -> list[Row]:
     if any(index >= len(batch.tasks) for index in batch.task_index):
         raise ValueError("a window is of no task")
     columns = {BY_NUMBER[number].name: at * count for at, number in enumerate(numbers) if number in BY_NUMBER}
-    why = {(one.task_index, number): Reason(one.reason) for one in batch.reasons for number in one.metrics}
+    why: defaultdict[int, dict[str, Reason]] = defaultdict(dict)
+    for one in batch.reasons:
+        for number in one.metrics:
+            if number in BY_NUMBER:
+                why[one.task_index][BY_NUMBER[number].name] = Reason(one.reason)
+    durations = list(batch.duration_ns)
     rows = []
     for at, task_index in enumerate(batch.task_index):
         values: dict[str, float | Reason] = {name: batch.metrics.values[first + at] for name, first in columns.items()}
         for name in ("cpi", "cpu_usage_cores"):
             column = getattr(batch, name)
             values[name] = column[at] if len(column) == count else math.nan
+        reasons = why[task_index]
         for name, value in values.items():
             if math.isnan(value):
-                values[name] = why.get((task_index, BY_NAME[name].number), Reason.NOT_PRESENT)
-        for (index, number), reason in why.items():
-            if index == task_index and number in BY_NUMBER:
-                values.setdefault(BY_NUMBER[number].name, reason)
-        rows.append(Row(batch.tasks[task_index], values))
+                values[name] = reasons.get(name, Reason.NOT_PRESENT)
+        duration_ns = durations[min(at, len(durations) - 1)] if durations else 0
+        rows.append(Row(batch.tasks[task_index], reasons | values, duration_ns))
     return rows
 
 
@@ -65,7 +71,24 @@ class _Windows:
 
     frame: Frame
     parts: frames.WindowFrame
-    rows: dict[str, tuple[int, Row]]  # by UUID, with the end of the window
+    batches: tuple[bytes, ...]  # those that end within the longest window before, and its own, the oldest first
+
+    def _rows(self) -> dict[str, Row]:
+        """Return each VM's last window by UUID. DamagedError: a batch is not one."""
+        found: dict[str, Row] = {}
+        try:
+            for batch in self.batches:
+                rows = rows_of(agent_pb2.CpiBatch.FromString(batch))
+                found |= {row.task.vm: row for row in rows if not row.task.vm.startswith(_HOST_TASK)}
+        except (DecodeError, ValueError) as error:
+            raise DamagedError(f"windows until {self.frame.unix_ns}: {error}") from error
+        return found
+
+    def _span_ms(self, rows: Mapping[str, Row]) -> int:
+        """Return the length of the longest window; that of the configuration if it is about as long."""
+        longest_ms = max((row.duration_ns // _NS_PER_MS for row in rows.values()), default=self.parts.window_ms)
+        lengths_ms = (self.parts.window_ms, self.parts.longest_ms)
+        return next((ms for ms in lengths_ms if abs(ms - longest_ms) < ms // 10), longest_ms)
 
     def make(self, metrics: Collection[str] | None, explain: str) -> host_pb2.Moment:
         unix_ns, parts = self.frame.unix_ns, self.parts
@@ -75,14 +98,14 @@ class _Windows:
         if parts.decision:
             answer.decision.CopyFrom(host_pb2.HostDecision.FromString(parts.decision))
         judged = {one.uuid: one for one in map(host_pb2.VmSummary.FromString, parts.vms)}
-        explanation = None
-        for uuid, (_, row) in sorted(self.rows.items(), key=lambda item: (item[1][1].task.name, item[0])):
+        explanation, rows = None, self._rows()
+        for uuid, row in sorted(rows.items(), key=lambda item: (item[1].task.name, item[0])):
             answer.vms.append(_summary(row, judged.get(uuid), metrics))
             if explain and explain in (uuid, row.task.name):
                 explanation = explained(_summary(row, judged.get(uuid), None))
         return host_pb2.Moment(
             unix_ns=unix_ns,
-            span_ms=parts.window_ms,
+            span_ms=self._span_ms(rows),
             is_window=True,
             clock_stepped=self.frame.clock_stepped,
             vms=answer,
@@ -92,7 +115,7 @@ class _Windows:
 
 
 def _summary(row: Row, judged: host_pb2.VmSummary | None, metrics: Collection[str] | None) -> host_pb2.VmSummary:
-    task, values = row
+    task, values, _ = row
     summary = host_pb2.VmSummary(
         uuid=task.vm,
         name=task.name,
@@ -131,14 +154,14 @@ def _summary(row: Row, judged: host_pb2.VmSummary | None, metrics: Collection[st
 
 def windows_of(segment: Segment) -> Iterator[Pending]:
     """Yield the moments of a file of windows. DamagedError: what follows cannot be read. OSError: nor can the file."""
-    rows: dict[str, tuple[int, Row]] = {}
+    recent: deque[tuple[int, bytes]] = deque()
     for frame in read(segment):
         try:
             parts = frames.window_frame(frame.payload)
-            found = rows_of(agent_pb2.CpiBatch.FromString(parts.batch))
-        except (msgspec.MsgspecError, DecodeError, ValueError) as error:
+        except msgspec.MsgspecError as error:
             raise DamagedError(f"{segment.path}: {error}") from error
         oldest_ns = frame.unix_ns - parts.longest_ms * _NS_PER_MS
-        rows = {uuid: one for uuid, one in rows.items() if one[0] > oldest_ns}
-        rows |= {row.task.vm: (frame.unix_ns, row) for row in found if not row.task.vm.startswith(_HOST_TASK)}
-        yield Pending(frame.unix_ns, _Windows(frame, parts, rows).make)
+        while recent and recent[0][0] <= oldest_ns:
+            recent.popleft()
+        recent.append((frame.unix_ns, parts.batch))
+        yield Pending(frame.unix_ns, _Windows(frame, parts, tuple(batch for _, batch in recent)).make)

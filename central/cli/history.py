@@ -28,6 +28,7 @@ _METRICS = ("cpi", "cpu_usage_cores")
 _POINTS = 300
 _SHOWN_POINTS = 24  # of a table for people
 _MOST_VMS = 1000
+_MAX_S = 2**63 / 10**9  # the protocol's times
 _S_NS = 10**9
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _TOP_BY = {"mean": fleet_pb2.TOP_BY_MEAN, "max": fleet_pb2.TOP_BY_MAX}
@@ -124,8 +125,8 @@ def read_time(text: str, option: str, now_unix_ns: int) -> int:
     except ValueError as error:
         raise InputError(f"{option} {text}: must be {_TIME}") from error
     found = found if found.tzinfo else found.replace(tzinfo=UTC)
-    if found.timestamp() <= 0:
-        raise InputError(f"{option} {text}: must be after 1970")
+    if not 0 < found.timestamp() < _MAX_S:
+        raise InputError(f"{option} {text}: must be after 1970 and before 2262")
     return round(found.timestamp() * 1e6) * 1000
 
 

@@ -78,6 +78,13 @@ function marked(marks) {
 const HEIGHT = 220;
 const LEAST_DRAG = 8; // pixels
 
+// A touch that scrolls the page ends with a cancel.
+for (const end of ["pointerup", "pointercancel"]) {
+  document.addEventListener(end, () => document.querySelectorAll(".chart[data-dragged]").forEach((place) => { delete place.dataset.dragged; }));
+}
+/** Charts that were made: those that left the page are destroyed, or uPlot's cursor would keep them. */
+const MADE = new Map();
+
 /** Whether somebody drags in a chart just now: it must not be redrawn under the pointer. */
 export const isDragging = () => document.querySelector(".chart[data-dragged]") !== null;
 
@@ -87,7 +94,6 @@ function zoomed(place) {
     hooks: {
       ready: (u) => {
         u.over.addEventListener("pointerdown", () => { place.dataset.dragged = "yes"; });
-        document.addEventListener("pointerup", () => { delete place.dataset.dragged; });
       },
       setSelect: (u) => {
         delete place.dataset.dragged;
@@ -105,6 +111,12 @@ function chart(title, sentence, data, options) {
     const uPlot = await uplot();
     if (!place.isConnected || !place.clientWidth) return;
     const made = new uPlot({ width: place.clientWidth, height: HEIGHT, ...options(uPlot, place) }, data, place);
+    for (const [old, its] of MADE) {
+      if (old.isConnected) continue;
+      its.destroy();
+      MADE.delete(old);
+    }
+    MADE.set(place, made);
     const resized = new ResizeObserver(() => {
       if (!place.isConnected) resized.disconnect();
       else if (place.clientWidth && place.clientWidth !== made.width) made.setSize({ width: place.clientWidth, height: HEIGHT });
@@ -147,7 +159,7 @@ function bridged(values, most) {
 export function timeChart(title, sentence, seconds, lines, unit, spans = [], most = 0, marks = []) {
   const isShort = lines.every((line) => line.values.filter((value) => value !== null).length < 3);
   return chart(title, sentence, [seconds, ...lines.map((line) => bridged(line.values, most))], (_uPlot, place) => ({
-    scales: { x: { time: true, range: [seconds[0], seconds.at(-1)] } },
+    scales: { x: { time: true, range: seconds.length > 1 ? [seconds[0], seconds.at(-1)] : undefined } },
     legend: { live: true },
     cursor: { sync: { key: "times" }, drag: { x: true, y: false, setScale: false } },
     plugins: [shades(spans), marked(marks), zoomed(place)],

@@ -84,6 +84,8 @@ async function look() {
 
 input.addEventListener("input", () => {
   clearTimeout(timer);
+  hits = []; // of another text
+  at = -1;
   timer = setTimeout(look, WAIT_MS);
 });
 input.addEventListener("focus", () => input.value.trim() && look());

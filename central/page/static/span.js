@@ -41,8 +41,12 @@ export function change(parameters) {
   location.hash = all.size ? `${path}?${all}` : path;
 }
 
-/** Show another time. */
-export const zoom = (since, until) => change({ from: Math.floor(since), to: Math.ceil(Math.min(until, Date.now())), last: "" });
+/** Show another time: at least ten seconds, and none to come. */
+export function zoom(since, until) {
+  const most = Math.max(0, until - Date.now());
+  const least = Math.max(0, LEAST_MS - (until - since)) / 2;
+  change({ from: Math.floor(since - most - least), to: Math.ceil(until - most + (most ? 0 : least)), last: "" });
+}
 
 /** What chooses it: the last so long, and steps to the sides, in and out; dragging in a chart does the same. */
 export function spanForm(path, parameters, shown) {

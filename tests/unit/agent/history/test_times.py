@@ -1,5 +1,6 @@
 """What `--at` takes, and what it says of anything else."""
 
+import time
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -51,3 +52,20 @@ def test_the_future_is_refused():
 def test_too_long_ago_is_no_time():
     with pytest.raises(InputError, match="is no time"):
         parse_time("--at", "-99999d99999h", datetime(100, 1, 1, tzinfo=UTC))
+
+
+def test_a_time_of_day_has_the_offset_of_that_time(monkeypatch):
+    """In the night in which the clocks change the morning's offset is not the night's."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        morning = datetime(2026, 10, 25, 9, 0).astimezone()
+        assert parse_time("--at", "01:30", morning) == datetime.fromisoformat("2026-10-25T01:30:00+02:00")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_times_before_1970_are_refused():
+    with pytest.raises(InputError, match="1960-01-01 00:00:00 is before 1970"):
+        parse_time("--at", "1960-01-01", NOW)

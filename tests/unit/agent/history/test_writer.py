@@ -159,3 +159,20 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
         writer.stop()
     assert (writer.status().state, writer.status().lost_frames) == ("stopped", 3)
     assert len(logs) <= 2
+
+
+def test_a_disk_that_refuses_all_is_left_no_files(tmp_path, monkeypatch):
+    log = SegmentWriter(tmp_path, 3600 * S)
+    log.append(T0, 0, b"x", is_key=True)
+
+    def refuse(*_):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.history.segments.os.write", refuse)
+        for second in range(1, 50):
+            with pytest.raises(OSError, match="quota"):
+                log.append(T0 + second * S, second * S, b"x", is_key=True)
+    assert len(segments(tmp_path)) == 1
+    log.append(T0 + 60 * S, 60 * S, b"y", is_key=True)
+    assert len(segments(tmp_path)) == 2 and log.total_bytes == sum(f.stat().st_size for f in tmp_path.iterdir())
