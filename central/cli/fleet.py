@@ -301,8 +301,8 @@ def show_facts(
 ) -> None:
     """Show what a VM or host is, or was: size, owner, place, devices, and when it changed. Times are UTC."""
     at_unix_ns = parse_time("--at", at) if at else 0
-    if at_unix_ns < 0:
-        raise InputError(f"--at: must be after 1970 (value {at})")
+    if not 0 <= at_unix_ns < 2**63:
+        raise InputError(f"--at: must be after 1970 and before 2262 (value {at})")
     with asking(operator.address(central), _FACTS_DEADLINE_S) as ask:
         try:
             found = ask("GetFacts", fleet_pb2.GetFactsRequest(vm=what, at_unix_ns=at_unix_ns))

@@ -43,6 +43,7 @@ _MAX_WIDTH = 1_000_000
 _LAYOUT: dict[str, Any] = {"overflow": "fold", "box": None, "pad_edge": False}
 _NS = 10**9
 _Cells = tuple[str, ...]
+_MAX_DURATION_NS = 366 * 86_400 * 10**9
 _UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 
 Reason = Annotated[str, typer.Option(help="Why, in one line, for who reads it later.")]
@@ -270,7 +271,10 @@ def _whole(text: str, what: str, command: str) -> int:
 def _duration_ns(option: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?[mhd]", text):
         raise InputError(f"{option} must be a time such as 90m, 2h or 3d (value {text[:40]!r})")
-    return round(float(text[:-1]) * _UNITS_S[text[-1]] * _NS)
+    found = round(float(text[:-1]) * _UNITS_S[text[-1]] * _NS)
+    if found > _MAX_DURATION_NS:
+        raise InputError(f"{option} must be at most a year (value {text})")
+    return found
 
 
 def _acknowledged(one: fleet_pb2.Incident) -> str:

@@ -1,5 +1,6 @@
 """`whitepanda place`: which host a new VM should run on, by D-Factor, and why."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,7 +99,7 @@ def place(
             raise InputError("--job and --loading: name the VM's job or its loading, not both")
         with asking(operator.address(central), _DEADLINE_S) as ask:
             request = fleet_pb2.RankHostsRequest(
-                job=job, loading=loading, top=top or _MOST, vcpus=vcpus, memory_bytes=round(memory_gib * _GIB)
+                job=job, loading=loading, top=top or _MOST, vcpus=vcpus, memory_bytes=_bytes_of(memory_gib)
             )
             live = ask("RankHosts", request)
         if plot is not None:
@@ -139,6 +140,12 @@ def _refuse_for_live(vms: Path | None, hosts: Path | None, options: dict[str, ob
         raise InputError("--central or --fleet asks for the live fleet; omit VMS.csv and --hosts")
     if unused := [option for option, value in options.items() if value]:
         raise InputError(f"{unused[0]}: is for files, not for the live fleet; omit it")
+
+
+def _bytes_of(memory_gib: float) -> int:
+    if not math.isfinite(memory_gib):
+        raise InputError(f"--memory-gib: must be a number (value {memory_gib})")
+    return round(memory_gib * _GIB)
 
 
 def _check_words(rule: str, order: str, of_the_fleet: dict[str, object]) -> None:

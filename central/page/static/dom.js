@@ -73,5 +73,5 @@ export function form(path, label, submit, ...fields) {
     if (link === location.hash) window.dispatchEvent(new Event("hashchange"));
     else location.hash = link;
   };
-  return h("form", { "aria-label": label, onsubmit: go }, fields, h("button", { type: "submit", class: "go" }, submit));
+  return h("form", { "aria-label": label, "data-keep": "", onsubmit: go }, fields, h("button", { type: "submit", class: "go" }, submit));
 }

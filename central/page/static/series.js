@@ -15,8 +15,8 @@ const DAY_MS = 86_400_000;
  *
  * @returns {Promise} of {seconds, step, vms: [{vm, name, job, values: {metric: [...]}}]}.
  */
-export async function askSeries(ask, scope, metrics, { since, until }) {
-  const asked = { ...scope, metrics, since_unix_ns: nanoseconds(since), until_unix_ns: nanoseconds(until), points: POINTS };
+export async function askSeries(ask, scope, metrics, { since, until }, points = POINTS) {
+  const asked = { ...scope, metrics, since_unix_ns: nanoseconds(since), until_unix_ns: nanoseconds(until), points };
   let found = null;
   let token = "";
   for (let page = 0; page < MOST_PAGES; page += 1) {

@@ -17,6 +17,7 @@ const DAY_MS = 86_400_000;
 const USUAL = ["cpi", "cpu_usage_cores"];
 const mean = (known) => known.reduce((a, b) => a + b, 0) / known.length;
 /** What a host has in all: sums over its VMs; pressures are their mean. */
+const SUM_POINTS = 60; // so that sums have all VMs of a host
 const TOTALS = [
   ["cpu_usage_cores"], ["memory_charged_bytes"], ["llc_occupancy_bytes"], ["memory_bandwidth_bytes_per_s"],
   ["pressure_cpu_some_ratio", mean], ["pressure_memory_some_ratio", mean],
@@ -28,24 +29,25 @@ export async function load(ask, { what, parameters }) {
   const shown = span(parameters, POINTS);
   const metrics = chosen(parameters.metrics, USUAL);
   const times = { since_unix_ns: nanoseconds(Math.max(shown.since, shown.until - DAY_MS)), until_unix_ns: nanoseconds(shown.until) };
-  const [host, series, known, ours] = await Promise.all([
+  const [host, series, sums, known, ours] = await Promise.all([
     ask("v1/host-timeline", { host: what, ...times, points: 2 }),
-    askSeries(ask, { hosts: [what] }, [...new Set([...metrics, ...TOTALS.map(([name]) => name)])], shown),
+    askSeries(ask, { hosts: [what] }, metrics, shown),
+    askSeries(ask, { hosts: [what] }, TOTALS.map(([name]) => name), shown, SUM_POINTS),
     unlessUnknown(ask("v1/facts", { host: what, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
     parameters.project ? ask("v1/vm-facts", { host: what, project: parameters.project, page_size: 1000 }) : null,
   ]);
-  if (ours) narrow(host, series, new Set(ours.vms.map((each) => each.facts.vm)));
+  if (ours) narrow(host, [series, sums], new Set(ours.vms.map((each) => each.facts.vm)));
   const open = host.incidents.find((i) => i.open);
-  return { shown, metrics, host, series, known: known?.host?.facts, detail: open ? await unlessUnknown(ask(`v1/incidents/${open.id}`)) : null };
+  return { shown, metrics, host, series, sums, known: known?.host?.facts, detail: open ? await unlessUnknown(ask(`v1/incidents/${open.id}`)) : null };
 }
 
 /** Leave only these VMs, and incidents that they are in. */
-function narrow(host, series, ids) {
+function narrow(host, found, ids) {
   const isOurs = (each) => ids.has(each.vm);
   host.vms = host.vms.filter(isOurs);
   host.vms_in_all = host.vms.length;
   host.incidents = host.incidents.filter((i) => [...i.victims, ...i.suspects].some(isOurs));
-  if (series) series.vms = series.vms.filter(isOurs);
+  for (const series of found) if (series) series.vms = series.vms.filter(isOurs);
 }
 
 const path = (host) => `/host/${encodeURIComponent(host)}`;
@@ -98,12 +100,14 @@ function vmCharts({ series, metrics }, drawn, spans, most, isAbsolute) {
   });
 }
 
-function totals({ series }, spans, most) {
+function totals({ sums, host, series }) {
+  const most = Math.ceil(BRIDGED_NS / sums.step);
+  const spans = shaded(host.incidents, measured(series.vms, series.seconds, series.step / 1e9, Math.ceil(BRIDGED_NS / series.step)));
   return TOTALS.map(([name, join]) => {
-    const values = total(series.vms, name, join);
+    const values = total(sums.vms, name, join);
     const { label, unit } = metric(name);
     if (!values.some(isKnown)) return label;
-    return timeChart(`${label}, ${join ? "mean of its VMs" : "its VMs in all"}`, `${counted(series.vms.length, "VM")}. Shaded: incidents.`, series.seconds, [{ label: join ? "mean" : "in all", values }], unit, spans, most);
+    return timeChart(`${label}, ${join ? "mean of its VMs" : "its VMs in all"}`, `${counted(sums.vms.length, "VM")}. Shaded: incidents.`, sums.seconds, [{ label: join ? "mean" : "in all", values }], unit, spans, most);
   });
 }
 
@@ -160,7 +164,7 @@ export function draw(data, route) {
     h("div", { class: "choices" }, metricBoxes(metrics), absolute),
     series?.vms.length ? [
       section(rank.size ? "VMs that suffer, first" : "VMs", charts(vmCharts(data, drawn, spans, most, as === "values"))),
-      section("The host in all", series.isCut && h("p", { class: "quiet" }, "Only the first VMs: too many for so long a time. Zoom in for all."), charts(totals(data, spans, most))),
+      data.sums && section("The host in all", data.sums.isCut && h("p", { class: "quiet" }, `Only the first ${counted(data.sums.vms.length, "VM")} of ${count(host.vms_in_all)}.`), charts(totals(data))),
     ] : h("p", { class: "empty" }, "No windows of VMs here in this time. They are there once they are in the lake, a minute after they were measured."),
     section("VMs", table("host-vms", `VMs in this time, ${rank.size ? "victims first, then " : ""}the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > ids.length ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, listed, "No VM ran.")),
     section("Incidents", table("host-incidents", "Incidents in this time, the last that began first",
