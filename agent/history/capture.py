@@ -29,6 +29,7 @@ from whitepanda.v1 import host_pb2
 
 _KEY_NS = 60 * 10**9  # how often a tick is written whole
 _STEP_NS = 10**9
+_NS_PER_MS = 10**6
 _EXPLAIN_NS = 30 * 10**9  # how often a VM that suffers or inflicts is explained again
 _MOST_EXPLAINED = 4  # in one tick: an explanation takes half a millisecond
 _EXPLAINED = ("victim", "affected", "inflicting")
@@ -92,6 +93,7 @@ class Capture:
         self._ticks = 0
         self._key_due_ns = 0
         self._offset_ns = self._last_ns = 0  # of the wall clock from the monotonic one, and the last tick
+        self._windows_ns = 0  # the end of the last windows
         self._uuids: list[str] = []
         self._known: dict[str, tuple[Any, ...]] = {}
         self._explained: dict[str, tuple[int, str]] = {}
@@ -127,13 +129,16 @@ class Capture:
         )
         self._uuids, self._verdicts = uuids, verdicts
         self._writer.put(TICKS, unix_ns, mono_ns, lambda: frames.encode(frame), is_key=is_key)
+        if not vms and abs(unix_ns - self._windows_ns) >= min(self._windows_ms) * _NS_PER_MS:
+            self.windows(())  # the agent ran, but no VM did
 
     def windows(self, windows: Sequence[CpiWindow]) -> None:
-        """Keep windows that ended together."""
+        """Keep windows that ended together; none: of now."""
         self._sequence += 1
         state, sequence = self._state, self._sequence
         # Windows that the agent's stop closes would have ended later.
-        end_ns = min(max(map(state.pipeline.windows.end_unix_ns, windows)), state.clock.unix_ns())
+        now_ns = state.clock.unix_ns()
+        end_ns = self._windows_ns = min(max(map(state.pipeline.windows.end_unix_ns, windows), default=now_ns), now_ns)
         # On the monotonic clock they ended then, whenever they were closed.
         end_mono_ns = state.clock.mono_ns() - (state.clock.unix_ns() - end_ns)
         vms = list(state.pipeline.table)

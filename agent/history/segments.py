@@ -105,13 +105,14 @@ def last_unix_ns(segment: Segment) -> int:
 class SegmentWriter:
     """Appends to a folder, which it makes. Errors of the disk are raised; then the next append begins a new file.
 
-    A file is ended after `roll_ns` of frames, and where the wall clock is set, so times in a file only go up.
+    A file is ended after `roll_ns` or `roll_bytes` of frames, and where the wall clock is set, so times in a file only
+    go up.
     """
 
-    def __init__(self, folder: Path, roll_ns: int) -> None:
+    def __init__(self, folder: Path, roll_ns: int, roll_bytes: int = 1 << 62) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
-        self._roll_ns = roll_ns
+        self._roll_ns, self._roll_bytes = roll_ns, roll_bytes
         self._file: int | None = None
         self._dictionary = b""
         self._first_ns = self._last_ns = self._last_mono_ns = 0
@@ -137,7 +138,8 @@ class SegmentWriter:
         last_ns, last_mono_ns = self._last_ns, self._last_mono_ns
         stepped = bool(last_ns) and abs((unix_ns - last_ns) - (mono_ns - last_mono_ns)) > _STEP_NS
         if is_key is None:
-            is_key = stepped or unix_ns <= last_ns or unix_ns - self._first_ns >= self._roll_ns
+            is_full = self._file is not None and self._bytes[self._current] >= self._roll_bytes
+            is_key = stepped or unix_ns <= last_ns or unix_ns - self._first_ns >= self._roll_ns or is_full
         if is_key:
             self.end_file()
         deflater = zlib.compressobj(_LEVEL, zdict=self._dictionary)

@@ -1,5 +1,6 @@
 """Windows as moments: what `vms`, `explain` and `top` show of a time whose ticks are no longer kept."""
 
+import contextlib
 import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
@@ -152,16 +153,35 @@ def _summary(row: Row, judged: host_pb2.VmSummary | None, metrics: Collection[st
     return summary
 
 
-def windows_of(segment: Segment) -> Iterator[Pending]:
-    """Yield the moments of a file of windows. DamagedError: what follows cannot be read. OSError: nor can the file."""
+def windows_of(segment: Segment, before: Segment | None = None) -> Iterator[Pending]:
+    """Yield the moments of a file of windows; windows of the file `before` count as long as the longest window.
+
+    DamagedError: what follows cannot be read. OSError: nor can the file.
+    """
     recent: deque[tuple[int, bytes]] = deque()
     for frame in read(segment):
-        try:
-            parts = frames.window_frame(frame.payload)
-        except msgspec.MsgspecError as error:
-            raise DamagedError(f"{segment.path}: {error}") from error
+        parts = _parts(segment, frame)
         oldest_ns = frame.unix_ns - parts.longest_ms * _NS_PER_MS
+        if frame.is_first and before is not None and parts.longest_ms > parts.window_ms:
+            recent.extend(_last_batches(before, oldest_ns, frame.unix_ns))
         while recent and recent[0][0] <= oldest_ns:
             recent.popleft()
         recent.append((frame.unix_ns, parts.batch))
         yield Pending(frame.unix_ns, _Windows(frame, parts, tuple(batch for _, batch in recent)).make)
+
+
+def _last_batches(segment: Segment, after_ns: int, until_ns: int) -> list[tuple[int, bytes]]:
+    """Return the batches of (after_ns, until_ns) with their times; those that can be read."""
+    found = []
+    with contextlib.suppress(DamagedError, OSError):
+        for frame in read(segment):
+            if after_ns < frame.unix_ns < until_ns:
+                found.append((frame.unix_ns, _parts(segment, frame).batch))  # noqa: PERF401 - kept up to the damage
+    return found
+
+
+def _parts(segment: Segment, frame: Frame) -> frames.WindowFrame:
+    try:
+        return frames.window_frame(frame.payload)
+    except msgspec.MsgspecError as error:
+        raise DamagedError(f"{segment.path}: {error}") from error

@@ -25,6 +25,7 @@ TICKS, WINDOWS = "ticks", "windows"
 TICKS_NS = 15 * 60 * 10**9
 _TICKS_SHARE = 0.25
 _ROLL_NS = {TICKS: 60 * 10**9, WINDOWS: 3600 * 10**9}
+_FILES = 16  # of windows at least in the budget; the one that is written cannot be deleted
 _DAY_NS = 86_400 * 10**9
 _MAX_WAITING = 64  # frames; more only where the disk hangs
 _STOP_WAIT_S = 5.0
@@ -151,7 +152,7 @@ class HistoryWriter:
     def _log_of(self, kind: str) -> SegmentWriter:
         found = self._logs.get(kind)
         if found is None:
-            found = self._logs[kind] = SegmentWriter(self._folder / kind, _ROLL_NS[kind])
+            found = self._logs[kind] = SegmentWriter(self._folder / kind, _ROLL_NS[kind], self._max_bytes // _FILES)
         return found
 
     def _no_room(self) -> str:

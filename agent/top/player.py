@@ -15,6 +15,7 @@ _TELL_S = 0.1  # ticks that are due closer to each other are shown together
 _PROGRESS_S = 0.25
 _GAP_S = 30.0  # a longer time without ticks is not waited for
 _STOP_WAIT_S = 10.0
+_RETRY_S = 1.0
 
 
 class PlayedHost(Protocol):
@@ -153,13 +154,20 @@ class Player:
                         return
                     target_s = self._target_s
                     asked, self._asked = self._asked, False
-                if target_s is not None:
-                    self._wind_to(target_s, tell)
-                elif asked:
-                    self._tell((), tell)
-                else:
-                    self._play(tell)
-        except (InputError, UnavailableError) as error:  # the file or the agent has gone
+                try:
+                    if target_s is not None:
+                        self._wind_to(target_s, tell)
+                    elif asked:
+                        self._tell((), tell)
+                    else:
+                        self._play(tell)
+                except UnavailableError as error:
+                    if not self._host.grows:
+                        raise
+                    tell(Gone(str(error)))  # an agent that starts again answers later
+                    with self._condition:
+                        self._condition.wait_for(lambda: self._stopping, _RETRY_S)
+        except (InputError, UnavailableError) as error:  # the file has gone
             tell(Gone(str(error)))
         except Exception as error:  # noqa: BLE001 - if the thread died silently the view would stand still
             tell(Gone(f"cannot play it: {error!r}; please report this"))

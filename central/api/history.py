@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from central.history.queries import METRICS, Scope
 from central.history.reader import Series, VmLines
 from central.history.steps import Steps
 from central.journal import metric_reasons
-from central.validation.metric_reasons import ReasonRow
+from central.journal.metric_reasons import KnownReason
 from whitepanda.common.texts import several_named
 from whitepanda.common.window_columns import BY_NUMBER, WINDOW_COLUMNS
 from whitepanda.v1 import agent_pb2, fleet_pb2
@@ -72,7 +73,10 @@ async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) 
     names = await _names(context, found.vms)
     absent = [lines.vm for lines in found.vms if any(map(len, _absent_steps(lines).values()))]
     reasons = await asyncio.to_thread(metric_reasons.read, context.journal.path, absent) if absent else []
-    by_metric = {(row.host, row.vm, BY_NUMBER[row.metric].name): row for row in reasons if row.metric in BY_NUMBER}
+    by_metric = defaultdict[tuple[str, str, str], list[KnownReason]](list)
+    for row in reasons:
+        if row.metric in BY_NUMBER:
+            by_metric[row.host, row.vm, BY_NUMBER[row.metric].name].append(row)
     return fleet_pb2.QuerySeriesResponse(
         since_unix_ns=found.steps.since,
         until_unix_ns=found.steps.until,
@@ -202,9 +206,9 @@ def _absent_steps(lines: VmLines) -> dict[str, list[int]]:
 
 
 def _message(
-    lines: VmLines, steps: Steps, why: Mapping[tuple[str, str, str], ReasonRow], name: str
+    lines: VmLines, steps: Steps, why: Mapping[tuple[str, str, str], list[KnownReason]], name: str
 ) -> fleet_pb2.VmSeries:
-    """Return a VM's series; `why` has the present reasons of metrics by host, VM and metric."""
+    """Return a VM's series; `why` has the reasons of metrics by host, VM and metric, the latest last."""
     found = fleet_pb2.VmSeries(vm=lines.vm, name=name, job=lines.job)
     for first, last, host in _runs(lines.hosts):
         if host:
@@ -221,10 +225,11 @@ def _message(
         )
         reasons = np.where(lines.windows > 0, "", NO_WINDOWS).tolist()
         for step in absent[metric]:
-            row = why.get((lines.hosts[step], lines.vm, metric))
             reasons[step] = UNKNOWN
-            if row is not None and row.reason and row.since_unix_ns < _at(steps, step + 1):
-                reasons[step] = agent_pb2.Reason.Name(row.reason).removeprefix("REASON_").lower()
+            for row in why.get((lines.hosts[step], lines.vm, metric), ()):
+                is_over = row.until_unix_ns is not None and row.until_unix_ns <= _at(steps, step)
+                if row.since_unix_ns < _at(steps, step + 1) and not is_over:
+                    reasons[step] = agent_pb2.Reason.Name(row.reason).removeprefix("REASON_").lower()
         for first, last, reason in _runs(reasons):
             if reason:
                 series.absences.add(since_unix_ns=_at(steps, first), until_unix_ns=_at(steps, last), reason=reason)

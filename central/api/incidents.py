@@ -14,6 +14,7 @@ from central.validation.vm_names import shown_name
 from whitepanda.common.texts import several_named
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
+_MOST_VMS = 200_000  # of a project
 _FILTERS = ("host", "suspect_job", "victim_job", "vm", "project", "since_unix_ns", "until_unix_ns")
 _WINDOWS = 1000
 _MAX_LISTED = 1000  # events and incidents of a VM's history
@@ -63,11 +64,14 @@ async def list_events(context: Context, request: fleet_pb2.ListEventsRequest) ->
     check_times(request)
     wanted = {name: getattr(request, name) for name in ("host", "vm", "behaviour", "since_unix_ns")}
     wanted["until_unix_ns"] = request.until_unix_ns or MAX_TIME_UNIX_NS
-    page = read_page(request, "events", (0,), repr(sorted(wanted.items())))
+    page = read_page(request, "events", (0,), repr((*sorted(wanted.items()), request.project)))
     before = page.place[0] or MAX_TIME_UNIX_NS
+    if request.project:
+        times = (wanted["since_unix_ns"], wanted["until_unix_ns"])
+        wanted["uuids"] = await context.history.ask(context.facts.vms_of, [request.project], *times, _MOST_VMS)
     found = await context.read_events(page.size + 1, before, **wanted)
     if not found:
-        await check_names(context, request, "host", "vm")
+        await check_names(context, request, "host", "vm", "project")
     shown, token = page.cut(found, lambda last: (last[0],))
     return fleet_pb2.ListEventsResponse(events=_messages(shown), next_page_token=token)
 

@@ -18,7 +18,7 @@ _KNOWN_MANIFESTS = 400  # days
 
 @dataclass(slots=True)
 class Files:
-    """Local paths. `segments` are by origin, for the rule that counts a batch once.
+    """As a database reads them (`Objects.url`). `segments` are by origin, for the rule that counts a batch once.
 
     `counted` are the files of the batches that are in `slots` and that another origin may have too, by day.
     """
@@ -62,11 +62,11 @@ class HistoryFiles:
                 each for each in self._store.not_yet(day, manifest) if self._times.row_groups(each, since, until)
             ]
             for each in segments:
-                by_origin[each.origin].append(str(each.path))
+                by_origin[each.origin].append(self._url(each.key))
             if manifest is not None:
-                found.slots += [self._local(part.slots) for part in manifest.parts]
+                found.slots += [self._url(part.slots) for part in manifest.parts]
                 if _is_shared(segments, manifest):
-                    found.counted[day] = [self._local(part.batches) for part in manifest.parts]
+                    found.counted[day] = [self._url(part.batches) for part in manifest.parts]
         found.segments = dict(sorted(by_origin.items()))
         return found
 
@@ -84,8 +84,8 @@ class HistoryFiles:
                 self._known[name] = manifest
         return manifest
 
-    def _local(self, name: str) -> str:
-        return str(self._lake.objects.local(name))
+    def _url(self, name: str) -> str:
+        return self._lake.objects.url(name)
 
 
 def _is_shared(segments: list[Segment], manifest: SlotManifest) -> bool:

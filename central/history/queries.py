@@ -15,6 +15,10 @@ from central.roll_ups.sql import METRICS, quoted, windows_as_slots
 
 _SINGLE = 4  # VMs that are read one by one: bloom filters know single names only
 _DATE = f"start_unix_ns // {DAY_NS}"
+# In the slot of a migration the one with more windows: they are fewer than nanoseconds between slots.
+_LAST_HOST, _LAST_JOB = (
+    f"arg_max({column}, slot_start_ns + windows) AS {name}" for column, name in (("machine", "host"), ("job", "job"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ def series(files: Files, scope: Scope, steps: Steps, metrics: Sequence[str]) -> 
     )
     return (
         f"SELECT vm, ((slot_start_ns - {steps.since}) // {steps.length_ns})::INTEGER AS step, "
-        "arg_max(machine, slot_start_ns) AS host, arg_max(job, slot_start_ns) AS job, sum(windows)::BIGINT AS windows, "
+        f"{_LAST_HOST}, {_LAST_JOB}, sum(windows)::BIGINT AS windows, "
         f"{values} FROM ({rows(files, scope, steps, metrics)}) GROUP BY vm, step ORDER BY vm, step"
     )
 
@@ -64,7 +68,7 @@ def top(files: Files, scope: Scope, steps: Steps, metric: str, by: str, limit: i
     Columns: vm, host, job (the last ones), mean, min, max, count, and since when and until when they have windows.
     """
     return (
-        f"SELECT vm, arg_max(machine, slot_start_ns) AS host, arg_max(job, slot_start_ns) AS job, "
+        f"SELECT vm, {_LAST_HOST}, {_LAST_JOB}, "
         f"sum({metric}_ns) / nullif(sum({metric}_time_ns), 0) AS mean, min({metric}_min)::DOUBLE AS min, "
         f"max({metric}_max)::DOUBLE AS max, sum({metric}_count)::BIGINT AS count "
         f"FROM ({rows(files, scope, steps, (metric,))}) WHERE {metric}_count > 0 "

@@ -155,10 +155,9 @@ class FleetHistory:
 
         for is_last in (False, True):
             try:
-                with self._lake.objects.session():
-                    files = self._files.find(steps.since, steps.until, with_slots=steps.is_from_slots)
-                    with self._cursor(files) as cursor, hurried(cursor, self._deadline_s, stop):
-                        return ask(cursor, files)
+                files = self._files.find(steps.since, steps.until, with_slots=steps.is_from_slots)
+                with self._cursor(files) as cursor, hurried(cursor, self._deadline_s, stop):
+                    return ask(cursor, files)
             except FileNotFoundError:
                 if is_last:
                     raise
@@ -179,6 +178,7 @@ class FleetHistory:
                 self._database = bounded(
                     memory_limit_mib=_MEMORY_MIB, threads=_THREADS, spill_dir=Path(self._spill.name)
                 )
+                self._lake.objects.attach(self._database)
                 self._database.execute("SET parquet_metadata_cache = true; SET enable_external_file_cache = false")
             cursor = self._database.cursor()
         try:

@@ -50,10 +50,12 @@ CREATE TABLE events (
     payload BLOB NOT NULL   -- the agent's VmEvent as it came
 );
 CREATE INDEX events_of_host ON events (host);
--- Why metrics of VMs (numbers of `whitepanda.common.window_columns`) are not known now, and since when.
+-- Why metrics of VMs (numbers of `whitepanda.common.window_columns`) are or were not known: since when at first, when
+-- this last began (held) or ended.
 CREATE TABLE metric_reasons (
     host TEXT NOT NULL, vm TEXT NOT NULL, metric INTEGER NOT NULL, reason INTEGER NOT NULL,
-    since_unix_ns INTEGER NOT NULL, PRIMARY KEY (host, vm, metric)
+    since_unix_ns INTEGER NOT NULL, changed_unix_ns INTEGER NOT NULL, holds INTEGER NOT NULL,
+    PRIMARY KEY (host, vm, metric, reason)
 ) WITHOUT ROWID;
 CREATE INDEX metric_reasons_of_vm ON metric_reasons (vm);
 -- Reports of contention on their way into incident history, which may be on another machine.

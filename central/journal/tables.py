@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from itertools import islice
 from operator import attrgetter
@@ -407,18 +407,21 @@ def read_events(
     behaviour: int = 0,
     since_unix_ns: int = 0,
     until_unix_ns: int = 2**63 - 1,
+    uuids: Sequence[str] | None = None,
 ) -> list[tuple[int, EventRow]]:
     """Return the last `limit` events with an id below `before_id`, newest first, each with its id.
 
-    "" and 0 match all. `vm` is a UUID or a name, `behaviour` (a number of `whitepanda.v1.Behaviour`) one that an event
-    begins or ends; times are in [since_unix_ns, until_unix_ns).
+    "", 0 and None match all. `vm` is a UUID or a name, `behaviour` (a number of `whitepanda.v1.Behaviour`) one that an
+    event begins or ends; times are in [since_unix_ns, until_unix_ns).
     """
-    wanted: dict[str, str | int] = {"before_id": before_id, "host": host, "vm": vm, "behaviour": behaviour}
+    wanted: dict[str, Any] = {"before_id": before_id, "host": host, "vm": vm, "behaviour": behaviour}
+    wanted["uuids"] = None if uuids is None else msgspec.json.encode(uuids).decode()
     wanted |= {"since_unix_ns": since_unix_ns, "until_unix_ns": until_unix_ns, "limit": limit}
     found = connection.execute(
         f"SELECT id, {_EVENT} FROM events"  # noqa: S608 - constants
         " WHERE id < :before_id AND (:host = '' OR host = :host) AND (:vm = '' OR :vm IN (vm, name))"
         " AND (:behaviour = 0 OR :behaviour IN (behaviour, before))"
+        " AND (:uuids IS NULL OR vm IN (SELECT value FROM json_each(:uuids)))"
         " AND unix_ns >= :since_unix_ns AND unix_ns < :until_unix_ns ORDER BY id DESC LIMIT :limit",
         wanted,
     )

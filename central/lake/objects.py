@@ -2,7 +2,8 @@
 
 `publish` makes a written draft (a local file) an object, durable and in the place of an older one; `create` never
 replaces: one of several callers creates, in a folder by a hard link, in S3 by a conditional PUT (If-None-Match: *).
-`local` returns a file with an object's bytes, not to be changed. Every method raises OSError if the disk or the store
+`local` returns a file with an object's bytes, not to be changed; `url` is for a DuckDB database that was given to
+`attach`, and reads only what a query needs. Every method raises OSError if the disk or the store
 fails; FileNotFoundError if the object to be read does not exist.
 """
 
@@ -14,9 +15,10 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from stat import S_ISREG
@@ -28,6 +30,7 @@ from whitepanda.common.extras import how_to_install
 from whitepanda.common.files.durable import replacing, sync_folder
 
 _ENDINGS = (".json", ".parquet")  # of objects
+_RANGES = {"default_block_size": 1 << 18, "default_cache_type": "bytes"}  # what a GET of a range has beside it
 _CALL = "whitepanda-call"  # metadata of objects that `create` makes
 
 
@@ -122,6 +125,13 @@ class Folder:
             return self._regular(name)
         return self._root / name
 
+    def url(self, name: str) -> str:
+        """Return the file's path."""
+        return str(self.local(name))
+
+    def attach(self, database: Any) -> None:
+        """Let a DuckDB connection read by `url`: it can."""
+
     def drop_copies(self) -> None:
         """Delete what `local` copied outside of sessions: nothing."""
 
@@ -155,9 +165,11 @@ class Bucket:
         except ImportError as error:
             raise UnavailableError(f"lake {url}: s3fs is not installed; {how_to_install('s3')}") from error
         self.root = url.rstrip("/")
-        fixed = {"use_listings_cache": False, "skip_instance_cache": True}
+        fixed = {"use_listings_cache": False, "skip_instance_cache": True, **(options or {})}
+        protocol = url.partition("://")[0]
         with self._reported("connect to", ""):
-            self._store: Any = fsspec.filesystem(url.partition("://")[0], **fixed, **(options or {}))
+            self._store: Any = fsspec.filesystem(protocol, **fixed)
+        self._open_ranges: Callable[[], Any] = partial(fsspec.filesystem, protocol, **fixed, **_RANGES)
         self._prefix = self.root.partition("://")[2]
         if copies is not None:
             copies.mkdir(parents=True, exist_ok=True)
@@ -232,6 +244,15 @@ class Bucket:
             finally:
                 unfinished.unlink(missing_ok=True)
         return path
+
+    def url(self, name: str) -> str:
+        """Return the object's URL."""
+        return f"{self.root}/{name}"
+
+    def attach(self, database: Any) -> None:
+        """Let a DuckDB connection, and all cursors of it, GET ranges."""
+        with self._reported("connect to", ""):
+            database.register_filesystem(self._open_ranges())
 
     def drop_copies(self) -> None:
         """Delete them all, except those of sessions."""

@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from central.api.lake_queries import RecentVms
 from central.build.builder import Builder
 from central.coefficients.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
 from central.config import BuildSection, PlacementSection
+from central.history.queries import Scope
+from central.history.reader import FleetHistory
 from central.lake.lease import FencedError, Lease
 from central.lake.objects import Bucket
 from central.lake.schema import SAMPLES
@@ -300,6 +303,36 @@ def test_replicas_build_from_one_bucket(url, tmp_path):
     assert [builder.current.manifest.rows for builder in builders] == [4 * 48] * 2
     assert builders[0].current.coefficient("scan") == builders[1].current.coefficient("scan")
     assert builders[0].current.coefficient("scan").method == "whitepanda"
+
+
+def test_history_reads_ranges_and_looks_again_if_a_file_was_merged_away(lake, monkeypatch):
+    write(lake, 1)
+    with duckdb.connect(config={"threads": 1}) as connection:
+        SlotStore(lake, SLOT_NS).roll_up(DAY, connection)
+    write(lake, 2)  # not in the slots
+    lake.objects.drop_copies()
+    history = FleetHistory(lake, SegmentTimes(lake), SLOT_NS)
+    since = 20_000 * DAY_NS
+    steps = history.steps(since, since + 24 * SLOT_NS, 12)
+    assert steps.is_from_slots is False
+    for asked in (steps, replace(steps, is_from_slots=True)):
+        [found] = history.series(Scope(vms=("db",)), ["cpi"], asked, limit=1).vms
+        assert (found.windows.tolist(), found.last_host) == ([4.0] * 12, "h")
+    find = history._files.find
+
+    def find_then_merge(*args, **more):
+        files = find(*args, **more)
+        monkeypatch.setattr(history._files, "find", find)
+        compact_day(lake, DAY, None, unrolled_too=True, min_sources=2)
+        remove_superseded(lake, grace_s=-60.0)
+        lake.objects.drop_copies()
+        return files
+
+    monkeypatch.setattr(history._files, "find", find_then_merge)
+    [found] = history.series(Scope(vms=("scan",)), ["cpi"], steps, limit=1).vms
+    assert found.windows.tolist() == [4.0] * 12
+    history.close()
+    assert not list(lake.objects._copies.rglob("*.parquet"))
 
 
 def test_a_question_leaves_no_copies_and_keeps_out_of_others(lake, tmp_path):

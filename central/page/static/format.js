@@ -70,7 +70,7 @@ export function zone() {
   return name && name !== "UTC" ? `${name} (${offset})` : "UTC";
 }
 
-const DAY_MS = 86_400_000;
+export const DAY_MS = 86_400_000;
 
 /** How long ago a moment is, such as 3 min ago; beyond two days its day and clock. */
 export function ago(ms, now = Date.now()) {

@@ -2,13 +2,12 @@
 import { unlessUnknown } from "./api.js";
 import { change } from "./span.js";
 import { h } from "./dom.js";
-import { isKnown, nanoseconds } from "./format.js";
+import { DAY_MS, isKnown, nanoseconds } from "./format.js";
 import { groups, metric } from "./metrics.js";
 
 /** Points of a line at most: steps become finer as the time becomes shorter. */
 export const POINTS = 180;
 const MOST_PAGES = 8;
-const DAY_MS = 86_400_000;
 
 /**
  * Steps of metrics of VMs, by `scope`: {vms, hosts, jobs}. Null where central knows no window of them.

@@ -2,7 +2,7 @@
 // hour, or `last` minutes, up to now.
 import { AskError } from "./api.js";
 import { field, form, h } from "./dom.js";
-import { clock } from "./format.js";
+import { clock, DAY_MS, nanoseconds } from "./format.js";
 
 const MINUTE_MS = 60_000;
 const LASTS = [["15", "15 minutes"], ["60", "1 hour"], ["360", "6 hours"], ["1440", "24 hours"], ["10080", "7 days"]];
@@ -29,6 +29,10 @@ export function span({ from, to, last = "60" }, points) {
   if (until - since < LEAST_MS || until - since > MOST_MS) throw new AskError(400, "to must be after from, by 10 s to 400 days");
   return { since, until, isLive: false };
 }
+
+/** The last day of the time shown, as an API's parameters; and in words. More than a day is in charts and incidents only. */
+export const lastDay = ({ since, until }) => ({ since_unix_ns: nanoseconds(Math.max(since, until - DAY_MS)), until_unix_ns: nanoseconds(until) });
+export const inLastDay = ({ since, until }) => (until - since > DAY_MS ? "in the last 24 hours of this time" : "in this time");
 
 /** Change parameters of the link in the address bar; those that are "" go. */
 export function change(parameters) {

@@ -291,7 +291,7 @@ class ListCoefficientsResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., coefficients: _Optional[_Iterable[_Union[_agent_pb2.Coefficient, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListEventsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "host", "vm", "behaviour", "since_unix_ns", "until_unix_ns")
+    __slots__ = ("page_size", "page_token", "host", "vm", "behaviour", "since_unix_ns", "until_unix_ns", "project")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +299,7 @@ class ListEventsRequest(_message.Message):
     BEHAVIOUR_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     host: str
@@ -306,7 +307,8 @@ class ListEventsRequest(_message.Message):
     behaviour: _agent_pb2.Behaviour
     since_unix_ns: int
     until_unix_ns: int
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., vm: _Optional[str] = ..., behaviour: _Optional[_Union[_agent_pb2.Behaviour, str]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., vm: _Optional[str] = ..., behaviour: _Optional[_Union[_agent_pb2.Behaviour, str]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class FleetEvent(_message.Message):
     __slots__ = ("host", "received_unix_ns", "event")

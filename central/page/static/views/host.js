@@ -6,14 +6,13 @@ import { unlessUnknown } from "../api.js";
 import { chosen, metric } from "../metrics.js";
 import { inOneLine } from "../remedy.js";
 import { askSeries, metricBoxes, POINTS, relative, total } from "../series.js";
-import { change, span, spanForm } from "../span.js";
+import { change, inLastDay, lastDay, span, spanForm } from "../span.js";
 import { table } from "../table.js";
 import { found, hostStates, INCIDENT_COLUMNS, jobLink, link, verdict, vmLink } from "../words.js";
 
 const MOST_LINES = COLOURS; // each VM has one of its own
 const LINES = MOST_LINES / 2; // where nobody chose
 const BRIDGED_NS = 150e9; // gaps that are no gaps: windows may be longer than steps
-const DAY_MS = 86_400_000;
 const USUAL = ["cpi", "cpu_usage_cores"];
 const mean = (known) => known.reduce((a, b) => a + b, 0) / known.length;
 /** What a host has in all: sums over its VMs; pressures are their mean. */
@@ -28,7 +27,7 @@ export const title = ({ what }) => `Host ${what}`;
 export async function load(ask, { what, parameters }) {
   const shown = span(parameters, POINTS);
   const metrics = chosen(parameters.metrics, USUAL);
-  const times = { since_unix_ns: nanoseconds(Math.max(shown.since, shown.until - DAY_MS)), until_unix_ns: nanoseconds(shown.until) };
+  const times = lastDay(shown);
   const [host, series, sums, known, ours] = await Promise.all([
     ask("v1/host-timeline", { host: what, ...times, points: 2 }),
     askSeries(ask, { hosts: [what] }, metrics, shown),
@@ -135,7 +134,7 @@ export function draw(data, route) {
       type: "checkbox", id: `draw-${vm.vm}`, "aria-label": `Draw ${name(vm)}`, checked: ids.includes(vm.vm), disabled: isFull && !ids.includes(vm.vm),
       onchange: (event) => choose(vm, event.target.checked) }) },
     { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
-    { label: "When found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? found(vm.last_event) : ""), hint: "the last change of behaviour in this time, with the host's estimate of the slow-down at that moment; of a VM that suffers no more, the worst while it did" },
+    { label: "When found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? found(vm.last_event) : ""), hint: "the last change of behaviour, with the host's estimate of the slow-down at that moment; of a VM that suffers no more, the worst while it did" },
     { label: "CPI", value: (vm) => vm.mean_cpi, cell: (vm) => number(vm.mean_cpi), numeric: true },
     { label: "Job's CPI", value: (vm) => vm.job_mean_cpi, cell: (vm) => number(vm.job_mean_cpi), numeric: true },
     { label: "CPI / job's", value: slowdown, cell: besideJob, numeric: true, hint: "mean CPI over the time shown / its job's, of latency-sensitive VMs; a short slow-down hardly shows in it" },
@@ -166,8 +165,8 @@ export function draw(data, route) {
       section(rank.size ? "VMs that suffer, first" : "VMs", charts(vmCharts(data, drawn, spans, most, as === "values"))),
       data.sums && section("The host in all", data.sums.isCut && h("p", { class: "quiet" }, `Only the first ${counted(data.sums.vms.length, "VM")} of ${count(host.vms_in_all)}.`), charts(totals(data))),
     ] : h("p", { class: "empty" }, "No windows of VMs here in this time. They are there once they are in the lake, a minute after they were measured."),
-    section("VMs", table("host-vms", `VMs in this time, ${rank.size ? "victims first, then " : ""}the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > ids.length ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, listed, "No VM ran.")),
-    section("Incidents", table("host-incidents", "Incidents in this time, the last that began first",
-      INCIDENT_COLUMNS.filter((column) => column.label !== "Host"), host.incidents, "No incident in this time.")),
+    section("VMs", table("host-vms", `VMs ${inLastDay(shown)}, ${rank.size ? "victims first, then " : ""}the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > ids.length ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, listed, "No VM ran.")),
+    section("Incidents", table("host-incidents", `Incidents ${inLastDay(shown)}, the last that began first`,
+      INCIDENT_COLUMNS.filter((column) => column.label !== "Host"), host.incidents, `No incident ${inLastDay(shown)}.`)),
   ];
 }

@@ -6,12 +6,11 @@ import { bytes, counted, duration, exact, isKnown, nanoseconds, number, slowDown
 import { chosen, metric } from "../metrics.js";
 import { actions, inOneLine } from "../remedy.js";
 import { askSeries, askYesterday, metricBoxes, POINTS } from "../series.js";
-import { span, spanForm } from "../span.js";
+import { inLastDay, lastDay, span, spanForm } from "../span.js";
 import { table } from "../table.js";
 import { found, hostLink, INCIDENT_COLUMNS, jobLink, link, state, suspect } from "../words.js";
 
 const USUAL = ["slow_down_ratio", "cpi", "cpu_usage_cores", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s"];
-const DAY_MS = 86_400_000;
 const BRIDGED_NS = 150e9;
 
 export const title = ({ what }, data) => `VM ${data?.history?.name || data?.known?.versions[0]?.facts.name || data?.series?.vms[0]?.name || what}`;
@@ -19,7 +18,7 @@ export const title = ({ what }, data) => `VM ${data?.history?.name || data?.know
 export async function load(ask, { what, parameters }) {
   const shown = span(parameters, POINTS);
   const metrics = chosen(parameters.metrics, USUAL);
-  const times = { since_unix_ns: nanoseconds(Math.max(shown.since, shown.until - DAY_MS)), until_unix_ns: nanoseconds(shown.until) };
+  const times = lastDay(shown);
   const other = parameters.compare && parameters.compare !== "yesterday" ? parameters.compare : "";
   const history = await unlessUnknown(ask(`v1/vms/${encodeURIComponent(what)}/history`, { ...times, max_windows: 1 }));
   const vm = history?.vm ?? what;
@@ -134,7 +133,7 @@ export function draw(data, route) {
     drawn(data, name),
     recommended.length > 0 && actions(recommended),
     data.known?.versions.length > 0 && section("What it was", table("vm-versions", "Its size, place and owner, the last version first", VERSIONS, data.known.versions, "")),
-    section("What its host found", table("vm-events", "Changes of its behaviour, the last first", EVENTS, events, "Nothing was found in this time.")),
+    section("What its host found", table("vm-events", `Changes of its behaviour ${inLastDay(shown)}, the last first`, EVENTS, events, `Nothing was found ${inLastDay(shown)}.`)),
     section("Incidents", table("vm-incidents", `With it as a victim or a suspect, ${counted(incidents.length, "incident")}, the last that began first`, INCIDENT_COLUMNS, incidents, "It was in no incident that is kept.")),
   ];
 }

@@ -22,6 +22,7 @@ from agent.history import frames
 from agent.history.reader import History
 from agent.history.replay import ticks_of
 from agent.history.segments import segments
+from agent.history.window_moments import windows_of
 from agent.sampling.source_threads import SourcePlan
 from collector.base import Reason, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
@@ -110,6 +111,22 @@ def numbers(summary):
         value = array("f", [metric.value])[0]
         found[metric.name] = (None if math.isnan(value) else value, metric.reason)
     return found
+
+
+async def test_a_host_without_vms_keeps_that_its_agent_ran(config):
+    host = Host()
+    host.names.clear()
+    daemon = Daemon(config, plans=[SourcePlan("simulated", "required", FakeSource("simulated", host.take))])
+    task = asyncio.create_task(daemon.run())
+
+    def kept():
+        return [one for file in segments(folder(config) / "windows") for one in windows_of(file)]
+
+    await until(lambda: len(kept()) > 1)
+    daemon.stop()
+    await asyncio.wait_for(task, 10)
+    moment = kept()[0].make(None, "")
+    assert (moment.is_window, moment.span_ms, list(moment.vms.vms)) == (True, 200, [])
 
 
 async def test_each_tick_is_shown_as_the_local_api_said_it(config):

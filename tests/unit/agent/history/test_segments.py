@@ -40,6 +40,15 @@ def test_frames_come_back_in_files_of_a_minute(folder):
     assert oct(folder.stat().st_mode & 0o777) == "0o700"
 
 
+def test_a_large_file_is_ended_before_its_time(folder):
+    writer = SegmentWriter(folder, 3600 * S, roll_bytes=1000)
+    for at in range(10):
+        writer.append(T0 + at * S, at * S, os.urandom(600))
+        writer.trim(0, 3000)
+    assert len(segments(folder)) == 2  # of 1.2 kB each
+    assert (all_of(folder)[-1].unix_ns - T0) // S == 9
+
+
 def test_what_repeats_costs_little(folder):
     noise = os.urandom(4000)
     writer = written(folder, range(50), payload=lambda at: noise + bytes([at]))

@@ -74,7 +74,7 @@ class Updates:
             return self.news[-1]
 
     def at(self, seconds):
-        return self.until(lambda news: news.position and news.position.at_s == seconds)
+        return self.until(lambda news: not isinstance(news, Gone) and news.position.at_s == seconds)
 
     def __enter__(self):
         return self
@@ -130,13 +130,15 @@ def test_at_the_end_it_waits_for_more():
         assert told.news[-1].position.at_s == 7799.0  # not from the beginning, which is days ago
 
 
-def test_an_agent_that_goes_away_is_one_line():
+def test_an_agent_that_goes_away_is_one_line_until_it_answers_again():
     history = History()
     with Updates(Player(PastHost(history), 100.0, playing=False)) as told:
         told.at(100.0)
         history.error = UnavailableError("no agent answers; start it")
         told.player.wind(10)
         assert told.until(lambda news: isinstance(news, Gone)).why == "no agent answers; start it"
+        history.error = None
+        told.at(110.0)
     history.error = UnavailableError("nothing is kept yet")
     with pytest.raises(UnavailableError, match="nothing is kept yet"):
         PastHost(history)

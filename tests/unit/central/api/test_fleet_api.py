@@ -557,6 +557,13 @@ async def test_events_come_page_by_page_the_last_first(served):
     assert seen == [["v5", "v4"], ["v3", "v2"], ["v1"]]
     (one,) = (await served.ask("ListEvents", fleet_pb2.ListEventsRequest(vm="v3"))).events
     assert (one.host, one.received_unix_ns, one.event.reason) == ("h1", 9, "why")
+    facts = [agent_pb2.VmFacts(unix_ns=1, vm=f"v{number}", project="shop") for number in (2, 4)]
+    FactStore(served.incidents).take([FactRow("h1", one.vm, 1, one.SerializeToString()) for one in facts])
+    shops = await served.ask("ListEvents", fleet_pb2.ListEventsRequest(project="shop"))
+    assert [one.event.vm for one in shops.events] == ["v4", "v2"]
+    early = fleet_pb2.ListEventsRequest(project="shop", until_unix_ns=4)
+    assert [one.event.vm for one in (await served.ask("ListEvents", early)).events] == ["v2"]
+    assert (await served.refusal("ListEvents", fleet_pb2.ListEventsRequest(project="shoes")))[0] == "NOT_FOUND"
     request = fleet_pb2.ListEventsRequest(page_token=answer.next_page_token or "x", host="other")
     code, details = await served.refusal("ListEvents", request)
     assert code == "INVALID_ARGUMENT"

@@ -98,14 +98,17 @@ async def test_a_vms_series_has_its_places_and_why_values_are_absent(fleet) -> N
 
 async def test_the_hosts_reason_is_given_from_when_it_held(fleet) -> None:
     number = next(column.number for column in WINDOW_COLUMNS if column.name == "llc_mpki")
-    row = ReasonRow("h1", "vm-0", number, agent_pb2.REASON_NO_PMU, DAY + 301 * S)
+    rows = [
+        ReasonRow("h1", "vm-0", number, agent_pb2.REASON_IDLE, DAY),
+        ReasonRow("h1", "vm-0", number, agent_pb2.REASON_NO_PMU, DAY + 300 * S),
+    ]
     with sqlite3.connect(fleet.journal.path) as journal:
-        metric_reasons.write(journal, [row])
+        metric_reasons.write(journal, rows)
     journal.close()
     found = await fleet.answer("QuerySeries", query(metrics=["llc_mpki"], vms=["vm-0"], points=6))
     [series] = found.vms[0].metrics
-    assert [each.reason for each in series.absences] == ["unknown", "no_pmu", "no_windows", "unknown", "no_windows"]
-    assert series.absences[1].since_unix_ns == DAY + 300 * S  # the step in which it began
+    assert [each.reason for each in series.absences] == ["idle", "no_pmu", "no_windows", "unknown", "no_windows"]
+    assert series.absences[1].since_unix_ns == DAY + 300 * S
 
 
 async def test_pages_of_a_host_have_each_vm_once_and_at_most_ten_thousand_points(fleet) -> None:
