@@ -204,7 +204,7 @@ class HistorySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Antagonists on the host, from central's statistics and coefficients."""
+    """Antagonists on the host, from the fleet's statistics and coefficients."""
 
     trigger: Literal["noise_scaled", "paper"] = "noise_scaled"  # by the host's own noise, or the paper's rule
     # slots in a row with a victim before paper, or noise_scaled's first hour, fires
@@ -290,9 +290,12 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return windows.batch.window_s or default, windows.latency_sensitive.window_s or default
 
 
+_OTHERS = {"central": "this is central's configuration; start it with `whitepanda central run`"}
+
+
 def load(path: Path) -> AgentConfig:
     """Read and check an agent's configuration. Raises ConfigError: file, key, value and remedy of each problem."""
-    return without_real_sources(load_toml(path, AgentConfig, _problems))
+    return without_real_sources(load_toml(path, AgentConfig, _problems, _OTHERS))
 
 
 def without_real_sources(config: AgentConfig) -> AgentConfig:
@@ -432,13 +435,13 @@ def _socket_problems(key: str, path: str) -> Iterator[str]:
 
 def _rule_problems(rules: tuple[JobRule, ...]) -> Iterator[str]:
     for index, rule in enumerate(rules):
+        try:
+            pattern = re.compile(rule.pattern)
+        except re.error as error:
+            yield f"jobs[{index}].pattern is not a regular expression (value {rule.pattern!r}): {error}"
+            continue
         for key, template in (("job", rule.job), ("owner", rule.owner)):
             try:
-                # Parses the template too, whether or not it matches.
-                re.compile(rule.pattern).sub(template, "")
-            except re.error as error:
-                got = f"(value {rule.pattern!r}, {template!r})"
-                yield f"jobs[{index}]: not a regular expression and template {got}: {error}"
-                break
-            except IndexError as error:
-                yield f"jobs[{index}].{key}: {error} (value {template!r})"
+                pattern.sub(template, "")  # parses the template, whether or not it matches
+            except (re.error, IndexError) as error:
+                yield f"jobs[{index}].{key} does not fit the pattern (value {template!r}): {error}"

@@ -176,10 +176,9 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def file_problems(self) -> list[str]:
         """Return why central would not start with the TLS files and the revoked serials that are named here."""
-        tls, prefix, found = self.central.tls, "central.tls", list[str]()
-        if tls != TlsFiles():
-            doubts = warnings(tls, server=True, prefix=prefix)
-            found = [each for each in problems(tls, server=True, prefix=prefix) if each not in doubts]
+        tls, prefix = self.central.tls, "central.tls"
+        doubts = warnings(tls, server=True, prefix=prefix)
+        found = [each for each in problems(tls, server=True, prefix=prefix) if each not in doubts]
         try:
             Revoked(self.central.revoked_serials).load()
         except TlsError as error:
@@ -187,9 +186,12 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
 
+_OTHERS = {"agent": "this is an agent's configuration; start it with `whitepanda agent run`"}
+
+
 def load(path: Path) -> CentralConfig:
     """Read and check central's configuration. Raises ConfigError: file, key, value and remedy of each problem."""
-    return load_toml(path, CentralConfig, _problems)
+    return load_toml(path, CentralConfig, _problems, _OTHERS)
 
 
 def _problems(config: CentralConfig, wrong: Container[str]) -> Iterator[str]:
@@ -209,6 +211,9 @@ def _problems(config: CentralConfig, wrong: Container[str]) -> Iterator[str]:
         )
     if not _REPLICA.fullmatch(central.replica):
         yield f"central.replica must be 1 to 64 letters, digits and '-' (value {central.replica[:80]!r})"
+    for number, name in enumerate(central.operators):
+        if not name:
+            yield f"central.operators[{number}] must be the name of a certificate (value '')"
     yield from _place_problems(central)
     kind, colon, _ = config.incidents.url.partition("://")
     if config.incidents.url and not (colon and kind.partition("+")[0] == "postgresql"):
@@ -240,7 +245,7 @@ def _webhook_problems(webhooks: WebhooksSection) -> Iterator[str]:
     if url and (_scheme_and_host(url)[0] not in {"http", "https"} or "{id}" not in url):
         yield (
             "webhooks.incident_url must be a URL with {id} where the incident's number belongs, such as "
-            f"https://central.example.net/v1/incidents/{{id}} (value {url[:80]!r})"
+            f"https://central.example.net:7480/#/incident/{{id}} (value {url[:80]!r})"
         )
 
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from central.authorisation.revocation_list import read_serials
-from whitepanda.common.errors import TlsError
+from whitepanda.common.errors import InputError, TlsError
 from whitepanda.common.files.durable import replacing
 from whitepanda.common.tls import TlsFiles, serial_text
 
@@ -245,12 +245,14 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _check_days(days: int) -> None:
     if not 1 <= days <= 36500:  # noqa: PLR2004 - said in the message
-        raise TlsError(f"days must be 1 to 36500 (value {days})")
+        raise InputError(f"--days must be 1 to 36500 (value {days})")
 
 
 def _alternative_names(name: str, addresses: Sequence[str]) -> list[x509.GeneralName]:
     if not _NAME.fullmatch(name) or name in _RESERVED:
-        raise TlsError(f"a certificate's name is 1 to 253 letters, digits, '.', '-' or '_', not 'ca' (value {name!r})")
+        raise InputError(
+            f"a certificate's name is 1 to 253 letters, digits, '.', '-' or '_', not 'ca' (value {name!r})"
+        )
     found: list[x509.GeneralName] = [x509.DNSName(name)]
     for address in addresses:
         try:

@@ -66,7 +66,7 @@ SOURCES: tuple[SourceSpec, ...] = (
     SourceSpec("qemu", _QEMU, "VMs without libvirt (Proxmox, bare QEMU), their disk and network counters"),
     SourceSpec("perf", _perf, "hardware counters: cycles, instructions, cache misses, stalls"),
     SourceSpec("resctrl", _RESCTRL, "cache occupancy and memory bandwidth (Intel RDT, AMD QoS)"),
-    SourceSpec("pqos", _PQOS, "the same from Intel's libpqos, for hosts without resctrl"),
+    SourceSpec("pqos", _PQOS, "cache occupancy and memory bandwidth by Intel's libpqos, for hosts without resctrl"),
     SourceSpec("simulated", _simulated, "a synthetic hypervisor"),
 )
 

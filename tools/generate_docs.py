@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -113,13 +114,22 @@ def _comments(path: Path) -> dict[tuple[str, str], str]:
     return found
 
 
-def _kind(kind: object) -> str:
-    text = kind.__name__ if isinstance(kind, type) else str(kind)
-    for noise in ("typing.", "whitepanda.common.tls."):
-        text = text.replace(noise, "")
-    if text.startswith("Literal["):
-        return text[8:-1].replace("'", "").replace(",", " \\|")
-    return text.replace("|", "\\|")
+#: What TOML has for a setting's type, and its plural.
+_WORDS = {
+    bool: ("true or false", "true or false"),
+    int: ("whole number", "whole numbers"),
+    float: ("number", "numbers"),
+    str: ("text", "texts"),
+}
+
+
+def _kind(kind: Any) -> str:
+    inner = [one for one in get_args(kind) if one not in (NoneType, Ellipsis)]
+    if get_origin(kind) is Literal:
+        return " \\| ".join(map(str, inner))
+    if get_origin(kind) is tuple:
+        return f"list of {_WORDS[inner[0]][1]}"
+    return _WORDS[inner[0] if inner else kind][0]
 
 
 def _tables(kind: type[msgspec.Struct], prefix: str, comments: dict[tuple[str, str], str]) -> list[str]:
@@ -136,6 +146,7 @@ def _tables(kind: type[msgspec.Struct], prefix: str, comments: dict[tuple[str, s
         made = field.default_factory
         value = field.default if made is msgspec.NODEFAULT else made()
         default = "required" if field.required else f"`{msgspec.json.encode(value).decode()}`"
+        default = "not set" if default == "`null`" else default
         comment = comments.get((kind.__name__, field.name), "")
         inner, limits = bounds(inner)
         kinds = _kind(inner) + (f", {limits.ge} to {limits.le}" if limits else "")
@@ -237,12 +248,15 @@ _EXIT_CODES = (
     ),
     (
         "2",
-        "the command line is wrong (an unknown option, a missing argument), or a configuration file is",
+        (
+            "the command line is wrong (an unknown option, a missing argument, a value that is not a number or outside "
+            "the range in `--help`), or a configuration file is"
+        ),
         "`check-config`: a file would be refused",
     ),
     (
         "3",
-        "what was given is wrong: a file's content, an argument's value",
+        "what was given is wrong: a file's content, another value of an argument, arguments that do not go together",
         "`act`: its limits refuse it; `slowdown profile`: copies of a job gave no vector",
     ),
     (

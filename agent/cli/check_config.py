@@ -21,8 +21,12 @@ from whitepanda.common.files.private import read_secret
 from whitepanda.common.tls import TlsFiles, problems
 from whitepanda.common.tls import warnings as doubts
 
-#: Settings that name a file which has to exist already, and what to do if it does not.
-_FILES = {"scenario": "write it (docs/simulated.md has an example)"}
+#: Settings that name files which have to exist already, and what to do if one does not.
+_FILES = {
+    "scenario": 'write it (docs/simulated.md has an example), or set sources.simulated.mode = "off"',
+    "models": "make it with `whitepanda degradation fit`",
+    "model": "make it with `whitepanda runtime fit`",
+}
 
 
 def check_config(
@@ -32,8 +36,9 @@ def check_config(
 ) -> None:
     """Check configuration files and the scenario they name; exit code 2 if one would be refused.
 
-    All problems are reported together. Errors: central's TLS files and list of revoked serials are unusable. Warnings:
-    other files are missing, an agent's TLS or secret files are unusable, a password is readable by everybody.
+    All wrong settings are reported together; once they are right, the files that they name are checked. Errors:
+    central's TLS files and list of revoked serials are unusable. Warnings: other files are missing, an agent's TLS or
+    secret files are unusable, a password is readable by everybody.
     """
     results = [_check(file) for file in files]
     if json:
@@ -95,8 +100,11 @@ def _warnings(config: Any, file: Path, *, is_central: bool) -> Iterator[str]:
     """Yield what does not keep the daemon from starting."""
     mode = stat.S_IMODE(file.stat().st_mode)
     for name, section, key, value in _settings(config, ""):
-        if key in _FILES and value and getattr(section, "mode", "") != "off" and not Path(value).exists():
-            yield f'{name}: {value} does not exist; {_FILES[key]}, or set {name.rpartition(".")[0]}.mode = "off"'
+        if key in _FILES and getattr(section, "mode", "") != "off":
+            named = value if isinstance(value, tuple) else (value,)
+            yield from (
+                f"{name}: {each} does not exist; {_FILES[key]}" for each in named if each and not Path(each).exists()
+            )
         if key == "secret_file" and value:
             try:
                 read_secret(Path(value), name)

@@ -68,7 +68,8 @@ def _make(file: Path, header: Header, *, replace: bool) -> Recorder:
     except FileExistsError as error:
         raise InputError(f"{file}: exists already; give another name, or --force to replace it") from error
     except OSError as error:
-        raise UnavailableError(f"{file}: cannot write: {error.strerror}") from error
+        why = error.strerror if file.parent.is_dir() else f"there is no folder {file.parent}"
+        raise UnavailableError(f"{file}: cannot write: {why}") from error
     for other in unfinished(file):
         if other.name != recorder.part.name:  # the same folder; FILE's may be relative
             what = "an unfinished recording; `replay` can read it; remove it unless it is still being written"

@@ -75,7 +75,8 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     found = answer.vm.cloud_white
     since = f" for {render.age(found.since_ns)}" if found.since_ns else ""
     finds = _FINDS.get(render.behaviour_word(found.behaviour), "cannot tell")
-    yield Text(f"the host's own analysis: {finds}{since}: {found.reason}")
+    reason = "as above" if found.reason and found.reason == answer.vm.decision.reason else found.reason
+    yield Text(f"the host's own analysis: {finds}{since}: {reason}")
     estimate = found.degradation
     if estimate.cannot_tell:
         model = f" (model {estimate.model})" if estimate.model else ""

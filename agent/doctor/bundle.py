@@ -140,6 +140,8 @@ def write_bundle(bundle: Bundle, file: Path) -> None:
             _pack(bundle, stream)
     except OSError as error:
         why = "exists already" if error.errno == errno.EEXIST else error.strerror
+        if not file.parent.is_dir():
+            why = f"there is no folder {file.parent}"
         raise UnavailableError(f"{file}: cannot write: {why}") from error
 
 

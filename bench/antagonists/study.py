@@ -79,7 +79,7 @@ def run_all(
     from_day: int = DEFAULT_FROM_DAY,
     **size: int,
 ) -> dict[str, Any]:
-    """Evaluate methods and the oracle on one trace of a preset, of another `size` (knobs) where it is given."""
+    """Evaluate methods and the oracle on one trace of a preset, of another `size` (parameters) where it is given."""
     days, antagonists, coefficients = trace(replace(preset(name), seed=seed, **size))
     methods = {method: _Timed(make()) for method, make in makers.items()} | {"oracle": _Timed(Known(coefficients))}
     found = evaluate(days, antagonists, methods, from_day=from_day)

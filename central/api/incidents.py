@@ -98,11 +98,10 @@ async def get_vm_history(context: Context, request: fleet_pb2.GetVmHistoryReques
     )
     if not windows and not events and not incidents:
         message = (
-            f"no window, event or incident of VM {request.vm[:80]!r} in this time; windows are there once they "
-            "are in the lake, after ingest.roll_interval_s"
+            f"nothing is known of VM {request.vm[:80]!r} in this time; new windows appear after ingest.roll_interval_s"
         )
         if not found:
-            message += "; of a VM that sends none now they are found by its UUID only"
+            message += "; a VM that sends none now is found by its UUID only"
         raise unknown(message, "vm")
     names = context.registry.vm_names.by_host(vm)
     hosts = {one.host for one in windows} | {one.host for one in incidents} | {row.host for _, row in events}

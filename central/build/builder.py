@@ -151,7 +151,7 @@ class Builder(BuildStatus):
                 with self._leased() as is_held:
                     if not is_held:
                         return
-                    with self._damage_counted("care"):
+                    with self._damage_counted("maintenance"):
                         done = maintenance.run(self._check) if is_due else maintenance.compact(self._check)
             except BuildStoppedError:
                 raise

@@ -31,7 +31,7 @@ from whitepanda.common.errors import WhitepandaError
 #: What runs in the process; it gets central's process id as its argument.
 COMMAND = [sys.executable, "-m", "central.build.worker"]
 #: Requests to the process.
-BUILD, MAINTAIN, ROLL_UP = b"build", b"care", b"slots"
+BUILD, MAINTAIN, ROLL_UP = b"build", b"maintenance", b"slots"
 
 _KEPT_S = 60.0  # builds that follow sooner than this share a process
 _STOP_S = 5.0  # for a build to stop by itself, before it is killed

@@ -22,7 +22,7 @@ class BuildStatus:
     """The outcome of the last build, and the current version (`follower`).
 
     `last_error`: why the last build failed, in one line; "": it succeeded. `left_out`: what it found too old to count.
-    `damaged`: files that the last build ("build") and the last maintenance of the lake ("care") found damaged.
+    `damaged`: files that the last build ("build") and the last maintenance of the lake ("maintenance") found damaged.
     """
 
     def __init__(self, follower: VersionFollower) -> None:

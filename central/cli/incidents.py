@@ -72,7 +72,7 @@ def list_(
     """List incidents, the newest first. Times are UTC.
 
     SLOW-DOWN is the slowest victim's, with its interval: now if the incident is open, else at its worst; "CPI" if it
-    is of CPI rather than of latency. FOUND BY: the host's own baselines, or the fleet's statistics.
+    is of CPI rather than of latency. FOUND BY: the host's own analysis, or the fleet's statistics.
     """
     request = fleet_pb2.ListIncidentsRequest(
         host=host,

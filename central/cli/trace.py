@@ -9,7 +9,7 @@ import typer
 
 from central.cli.shared.outputs import JsonOption, grid, report
 from central.traces.generator.presets import PRESETS, preset
-from central.traces.generator.settings import changed, knobs
+from central.traces.generator.settings import changed, parameters
 from central.traces.generator.write import synthesise
 from whitepanda.common.cli import errors
 from whitepanda.common.errors import InputError
@@ -21,7 +21,9 @@ app = typer.Typer(help="Traces with known antagonists, to study the methods on."
 def synth(
     out: Annotated[Path, typer.Option(metavar="TRACE", help="Rows to write: .csv, else Parquet.")],
     truth: Annotated[Path, typer.Option(metavar="TRUTH.json", help="Who the antagonists are, and more.")],
-    preset_name: Annotated[str, typer.Option("--preset", help="Named settings that the knobs below change.")] = "paper",
+    preset_name: Annotated[
+        str, typer.Option("--preset", help="Named settings that the parameters below change.")
+    ] = "paper",
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     days: Annotated[int | None, typer.Option(help="Days of 288 slots of 300 s.")] = None,
     machines: Annotated[int | None, typer.Option(help="Machines.")] = None,
@@ -42,7 +44,7 @@ def synth(
     form: Annotated[str | None, typer.Option(help="Contention: linear or saturating.")] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KNOB=VALUE", help="Any knob; `trace presets` lists them. Repeatable."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Any parameter; `trace presets` lists them. Repeatable."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -53,7 +55,7 @@ def synth(
     """
     given = locals()
     began = time.monotonic()
-    values = {name: given[name] for name, _, _ in knobs() if given.get(name) is not None}
+    values = {name: given[name] for name, _, _ in parameters() if given.get(name) is not None}
     settings = changed(preset(preset_name), values | _assignments(sets or []))
 
     def on_day(day: int, of: int) -> None:
@@ -71,16 +73,16 @@ def synth(
 
 @app.command()
 def presets(json: JsonOption = False) -> None:
-    """List the presets, and every knob with its meaning and its value in each preset that changes it."""
+    """List the presets, and every parameter with its meaning and its value in each preset that changes it."""
     values = {name: dataclasses.asdict(settings) for name, (_, settings) in PRESETS.items()}
-    meanings = {name: {"default": default, "help": text} for name, default, text in knobs()}
-    named = {name: {"help": PRESETS[name][0], "knobs": values[name]} for name in PRESETS}
-    table = grid("knob", "default", "meaning", "presets", title="Knobs")
-    for name, default, text in knobs():
+    meanings = {name: {"default": default, "help": text} for name, default, text in parameters()}
+    named = {name: {"help": PRESETS[name][0], "parameters": values[name]} for name in PRESETS}
+    table = grid("parameter", "default", "meaning", "presets", title="Parameters")
+    for name, default, text in parameters():
         others = ", ".join(f"{p} {v[name]}" for p, v in values.items() if v[name] != default)
         table.add_row(name, str(default), text, others)
     lines = (f"{name}: {text}" for name, (text, _) in PRESETS.items())
-    report({"presets": named, "knobs": meanings}, (*lines, table), json=json)
+    report({"presets": named, "parameters": meanings}, (*lines, table), json=json)
 
 
 def _assignments(sets: list[str]) -> dict[str, str]:
@@ -88,6 +90,6 @@ def _assignments(sets: list[str]) -> dict[str, str]:
     for each in sets:
         name, equals, value = each.partition("=")
         if not equals:
-            raise InputError(f"--set {each}: must be KNOB=VALUE")
+            raise InputError(f"--set {each}: must be NAME=VALUE")
         read[name.strip().replace("-", "_")] = value.strip()
     return read

@@ -124,8 +124,8 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
 def print_next_step(console: Console) -> None:
     """Print how to start a run that can be looked at."""
     console.print(
-        "Next: whitepanda demo --stay (make demo ARGS=--stay) goes on until Ctrl-C, "
-        "with the fleet page and whitepanda top.",
+        "Next: make demo ARGS=--stay (or whitepanda demo --stay) continues until Ctrl-C, with the fleet page and "
+        "whitepanda top.",
         soft_wrap=True,
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-_ANALYSES = {agent_pb2.ANALYSIS_HOST: "the host's own baseline", agent_pb2.ANALYSIS_FLEET: "the fleet's statistics"}
+_ANALYSES = {agent_pb2.ANALYSIS_HOST: "the host's own analysis", agent_pb2.ANALYSIS_FLEET: "the fleet's statistics"}
 
 
 def slow_down(one: agent_pb2.Degradation) -> str:

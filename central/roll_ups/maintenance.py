@@ -1,6 +1,6 @@
 """Maintenance of the lake: a finished day's small segments become few, and what is too old is deleted.
 
-    <lake>/care/2026-11-21.json
+    <lake>/maintenance/2026-11-21.json
 
 The replica that holds the lease does it once a day, by its own clock in UTC, after a build. The file is made at the
 end, so no replica begins again before the next day, and a failed run is retried after the next build. A day of samples
@@ -24,7 +24,7 @@ from central.roll_ups import compaction, retention
 from central.roll_ups.compaction import GRACE_S, MIN_SOURCES, remove_superseded
 from central.roll_ups.store import SlotManifest, SlotStore
 
-_FOLDER = "care"
+_FOLDER = "maintenance"
 _KEPT_MARKS = 7
 _CROWD = 1000  # small segments of finished days, if a journal has at least `MIN_SOURCES` of a day
 

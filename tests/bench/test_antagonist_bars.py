@@ -8,7 +8,7 @@ from bench.antagonists import study as antagonists
 from central.models.antagonists.slots import TaskSlots
 from central.traces.methods import METHODS
 
-#: Knobs of a trace of a third of the study's rows; days from 9 on are scored.
+#: Parameters of a trace of a third of the study's rows; days from 9 on are scored.
 SIZE = {"days": 12, "machines": 24}
 FROM_DAY = 9
 

@@ -111,7 +111,7 @@ async def test_the_overview_says_who_suffers_by_how_much_and_from_whom(tmp_path,
             "● open · 2 VMs suffer on node0001; the slowest is web-1, 1.52x [1.31, 1.78]; first suspect scan-1 of job "
             "scan."
         )
-        assert "by the host's own baseline" in await seen.page.inner_text(".facts")
+        assert "by the host's own analysis" in await seen.page.inner_text(".facts")
         heads = await seen.page.locator("#incident-victims-scroll thead button").all_inner_texts()
         assert heads[2:4] == ["Slow-down now", "Worst slow-down"]
         assert "NaN" not in await seen.page.inner_text("main")

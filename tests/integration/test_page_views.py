@@ -29,7 +29,7 @@ VIEWS = (
     ("#/vms", "VMs", "web-0", "No VM runs, or central has not read the first windows yet"),
     ("#/hosts", "Hosts", "node0001", "No host has connected yet"),
     ("#/host/node0001", "Host node0001", "The host in all", "nothing is known of host 'node0001'"),
-    (f"#/vm/{vm_id(0)}", "VM web-0", "What its host found", "no window, event or incident of VM"),
+    (f"#/vm/{vm_id(0)}", "VM web-0", "What its host found", "nothing is known of VM"),
     ("#/jobs", "Jobs", "batch-scan", "No version of statistics has been built yet"),
     ("#/job/batch-scan", "Job batch-scan", "Coefficient over versions", "nothing is known of job 'batch-scan'"),
     ("#/incidents", "Incidents", "batch-scan", "No host has reported contention yet"),

@@ -74,7 +74,8 @@ def migration(who: Suspect | Victim, situation: Situation) -> tuple[Command, ...
     """Return how a VM is migrated live, by its manager; without one, only where it would suffer least."""
     central = situation.host.central or "CENTRAL:PORT"
     ranks = Command(
-        "rank the hosts by D-Factor; where an operator's certificate is, in DIR, and not on this host",
+        "rank the hosts by D-Factor; run it where an operator's certificate is (in the folder DIR), "
+        "not on the hypervisor",
         ("whitepanda", "place", f"--central={central}", "--tls=DIR", f"--job={who.job}"),
     )
     lift = Command(

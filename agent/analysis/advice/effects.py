@@ -37,7 +37,7 @@ def effect_of_less(suspect: Suspect, victim: Victim, situation: Situation, less_
     signal, before, threshold = signal_of(victim, situation)
     a, error = suspect.coefficient, suspect.standard_error
     if signal != "mn_cpi" or before is None:
-        return unknown_effect(victim, situation, "central's statistics have not found this contention")
+        return unknown_effect(victim, situation, "the fleet's statistics do not find this contention now")
     if a is None:
         return unknown_effect(victim, situation, f"central knows no coefficient of job {suspect.job}")
     if suspect.inflicts and is_small_part(suspect, situation):

@@ -233,7 +233,7 @@ def _unknown_hosts(side: Side, hosts: Sequence[str]) -> ApiError:
     more = f" and {len(hosts) - _MOST_NAMED:,} more" if len(hosts) > _MOST_NAMED else ""
     problem = (
         f"nothing is known of host {named}{more}: it never connected, and the lake has nothing of it in this time; "
-        "mend its name, or leave it out"
+        "correct the name, or leave it out"
     )
     return unknown(f"{side.text}_hosts: {problem}", f"{side.text}_hosts", problem)
 

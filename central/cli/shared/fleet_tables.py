@@ -81,8 +81,8 @@ def plan_shown(made: Plan) -> Iterator[RenderableType | None]:
     yield _more_jobs(len(observe))
     counts = f"{_counted(len(observe), 'job')}, {_counted(int(observe.sum()), 'instance')}"
     yield f"{counts}, cost {made.solution.cost:.6g}: {_proof(made)}"
-    margin = f"margin {made.options.margin_percent:g} % asked, {made.expected_margin_percent:.3g} % reached"
-    margin += f", of {made.metric_mean:.4g} at t = {made.options.t:g}"
+    margin = f"margin: {made.options.margin_percent:g} % asked, {made.expected_margin_percent:.3g} % reached"
+    margin += f", of a mean of {made.metric_mean:.4g} (t = {made.options.t:g})"
     yield f"{margin}; the jobs have {made.coverage:.1%} of the weight"
     if made.too_few:
         yield f"{_counted(made.too_few, 'job')} with fewer than {made.options.min_instances} instances left out"
@@ -90,7 +90,7 @@ def plan_shown(made: Plan) -> Iterator[RenderableType | None]:
         yield f"machine granularity would need {_counted(made.baseline_machines, 'machine')}"
     if fidelity is None:
         return
-    independent = f"{fidelity.independent_margin_percent:.3g} % were instances independent"
+    independent = f"{fidelity.independent_margin_percent:.3g} % if instances were independent"
     on = f"on {fidelity.coverage:.1%} of the plan's weight"
     yield f"observed: margin {fidelity.margin_percent:.3g} % ({independent}) {on}"
     more = f"not met: {_counted(int(made.more.sum()), 'more instance')}, cost {jobs.cost @ made.more:.6g}"
@@ -124,7 +124,7 @@ def comparison_shown(
     yield _more_jobs(len(found.jobs))
     change = f"{found.current.value:.4g} -> {found.new.value:.4g}, {_percents(found.difference.value)} %"
     yield f"fleet: {change} ({share} interval {_range(found.difference)}, p = {found.p:.2g})"
-    yield f"were instances independent: {_range(found.independent)}"
+    yield f"if instances were independent: {_range(found.independent)}"
     if found.baseline is not None:
         yield f"machine granularity: {_percents(found.baseline.value)} % ({_range(found.baseline)})"
     sides = zip(found.machines, found.instances, strict=True)

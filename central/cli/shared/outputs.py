@@ -128,7 +128,9 @@ def check_output(
     *,
     others: Mapping[str, Path | None] = _NONE,
 ) -> None:
-    """Check that the file that `option` names can be written, without writing; raises InputError.
+    """Check that the file that `option` names can be written, without writing.
+
+    InputError: it is the name of something else. UnavailableError: there is no folder, or no permission.
 
     Its name must end in one of `suffixes` (lower case) or have no ending; special files, such as /dev/stdout, may have
     any name. It must be none of `others`, which are read or written too, by their names in the command's help.
@@ -141,9 +143,9 @@ def check_output(
     if path.is_dir():
         raise InputError(f"{option} {path}: is a folder; give the name of a file")
     if not path.parent.is_dir():
-        raise InputError(f"{path}: cannot write: there is no folder {path.parent}")
+        raise UnavailableError(f"{path}: cannot write: there is no folder {path.parent}")
     is_regular = path.is_file() or not path.exists()
     if not os.access(path.parent if is_regular else path, os.W_OK):
-        raise InputError(f"{path}: cannot write: no permission to write in {path.parent}")
+        raise UnavailableError(f"{path}: cannot write: no permission to write in {path.parent}")
     if is_regular and path.suffix and suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{option} {path}: must end in {' or '.join(suffixes)}")

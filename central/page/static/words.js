@@ -58,9 +58,9 @@ export function found(event) {
   return h("span", { title: event.reason }, event.behaviour, isKnown(event.degradation?.ratio) && [before, slowDown(event.degradation), after]);
 }
 
-const ANALYSES = { host: "the host's own baseline", fleet: "the fleet's statistics" };
+const ANALYSES = { host: "the host's own analysis", fleet: "the fleet's statistics" };
 
-/** Which analyses found a victim: by the host's own baseline and by the fleet's statistics. */
+/** Which analyses found a victim: by the host's own analysis and by the fleet's statistics. */
 export const foundBy = (analyses) => (analyses ?? []).map((each) => `by ${ANALYSES[each] ?? each}`).join(" and ");
 
 /** Who is suspected first, with the job. */

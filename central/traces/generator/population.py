@@ -17,7 +17,7 @@ _LS, _ORDINARY, _ANTAGONIST, _COMPANION, _BURNER = range(len(ROLES))
 _FIRST_JOB_ID = 400_000_000_000  # the real trace's collections have such numbers
 _RARE = 0.05
 
-# Streams of random numbers: a knob that draws more in one leaves the others unchanged.
+# Streams of random numbers: a parameter that draws more in one leaves the others unchanged.
 _STREAMS = ("jobs", "machines", "tasks", "day", "start", "drift", "intensity")
 
 

@@ -8,7 +8,7 @@ With task i of job k on machine m in slot t, usage u, all in one formula:
                    * (1 + sensitivity_k * (contention without i's own part) + load term)
                    * (u_i / U_k) ** e * exp(noise), at times by an absurd factor
 
-U_k is the job's usual usage, d the dependence on usage, h the threshold; knobs are in `settings`. With
+U_k is the job's usual usage, d the dependence on usage, h the threshold; parameters are in `settings`. With
 `intensity_noise` pressure_i has a random factor of its own. The written usage of a batch task is
 u_i / (1 + throttling * contention without its own part); pressure and CPI depend on u_i.
 """

@@ -5,9 +5,9 @@ import ipaddress
 import math
 import re
 import tomllib
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -22,6 +22,7 @@ Check = Callable[[T, Container[str]], Iterable[str]]
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+(?:%\w+)?\]):(?P<port>[0-9]{1,5})")
 MAX_PORT = 65535
 _HOST_HEADER = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::[0-9]{0,5})?")
+_NONE: Mapping[str, str] = MappingProxyType({})
 _WRONG = object()  # in place of a wrong value
 _SIMPLE = {str: "text in quotes", bool: "true or false", int: "a whole number", float: "a number"}
 
@@ -51,9 +52,19 @@ def convert(data: dict[str, Any], kind: type[T], where: str, check: Check[T] = l
     return config
 
 
-def load_toml(path: Path, kind: type[T], check: Check[T] = lambda _config, _wrong: ()) -> T:
-    """Read and convert a configuration file; see `read_toml` and `convert`."""
-    return convert(read_toml(path), kind, str(path), check)
+def load_toml(
+    path: Path, kind: type[T], check: Check[T] = lambda _config, _wrong: (), others: Mapping[str, str] = _NONE
+) -> T:
+    """Read and convert a configuration file; see `read_toml` and `convert`.
+
+    `others`: what a file is that has this table, and none of this kind's required ones.
+    """
+    data = read_toml(path)
+    required = [field.name for field in msgspec.structs.fields(kind) if field.required]
+    if not any(name in data for name in required):
+        for table in others.keys() & data.keys():
+            raise ConfigError(f"{path}: {others[table]}")
+    return convert(data, kind, str(path), check)
 
 
 def bounds(kind: Any) -> tuple[Any, msgspec.Meta | None]:

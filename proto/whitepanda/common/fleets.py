@@ -147,8 +147,11 @@ def _profile(name: str) -> tuple[Fleet, str]:
         raise InputError(undecided)
     if not name:
         return Fleet(), ""
-    where = " and ".join(map(str, files)) or f"{_user_file()}, which does not exist"
-    raise InputError(f"no fleet {name!r} in {where}" + (f"; known: {', '.join(known)}" if known else ""))
+    if not files:
+        remedy = "write one (docs/operate.md), or give --central HOST:PORT"
+        raise InputError(f"no fleet {name!r}: neither {_user_file()} nor {ETC} exists; {remedy}")
+    have = f"known: {', '.join(known)}" if known else "no fleet is there"
+    raise InputError(f"no fleet {name!r} in {' and '.join(map(str, files))}; {have}")
 
 
 def _problems(profile: _Profile, wrong: Container[str]) -> Iterator[str]:

@@ -131,9 +131,9 @@ def test_impossible_values_are_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("pattern", "job", "message"),
     [
-        ("web[", "x", "jobs[0]: not a regular expression and template (value 'web[', 'x'): unterminated"),
+        ("web[", "x", "jobs[0].pattern is not a regular expression (value 'web['): unterminated"),
         (r"web-(\d)", r"\2", r"'\\2'): invalid group reference 2"),
-        (r"web-(?P<n>\d)", r"\g<m>", r"jobs[0].job: unknown group name 'm' (value '\\g<m>')"),
+        (r"web-(?P<n>\d)", r"\g<m>", r"jobs[0].job does not fit the pattern (value '\\g<m>'): unknown group name 'm'"),
         ("web", r"\q", r"'\\q'): bad escape \q"),
     ],
 )
@@ -168,8 +168,8 @@ def test_workers_at_the_ends_of_their_range_are_taken(tmp_path, workers):
 @pytest.mark.parametrize(
     ("owner", "message"),
     [
-        (r"\2", r"jobs[0]: not a regular expression and template (value 'web-(\\d)', '\\2'): invalid group"),
-        (r"\g<m>", r"jobs[0].owner: unknown group name 'm' (value '\\g<m>')"),
+        (r"\2", r"jobs[0].owner does not fit the pattern (value '\\2'): invalid group"),
+        (r"\g<m>", r"jobs[0].owner does not fit the pattern (value '\\g<m>'): unknown group name 'm'"),
     ],
 )
 def test_owners_that_cannot_be_made_are_refused(tmp_path, owner, message):

@@ -57,7 +57,7 @@ def written(tmp_path: Path, text: str) -> Path:
             "[webhooks]\nincident_url = 'https://a/17'",
             (
                 "webhooks.incident_url must be a URL with {id} where the incident's number belongs, such as "
-                "https://central.example.net/v1/incidents/{id} (value 'https://a/17')"
+                "https://central.example.net:7480/#/incident/{id} (value 'https://a/17')"
             ),
         ),
         ("[webhooks]\nmax_waiting = 0", "webhooks.max_waiting must be 1 to 1000000 (value 0)"),

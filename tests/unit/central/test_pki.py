@@ -17,7 +17,7 @@ import central.pki as pki_module
 from central.authorisation.revocation_list import read_serials
 from central.cli.pki import app
 from central.pki import describe, issue, make_ca, renew, revoke
-from whitepanda.common.errors import TlsError
+from whitepanda.common.errors import InputError, TlsError
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +94,14 @@ def test_nothing_is_overwritten_without_force(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "ca", "a b", "x" * 254, "-x", "ü"])
 def test_bad_names_are_refused(pki, name):
-    with pytest.raises(TlsError, match="a certificate's name is"):
+    with pytest.raises(InputError, match="a certificate's name is"):
         issue(pki, name)
 
 
 def test_bad_addresses_and_days_are_refused(pki):
     with pytest.raises(TlsError, match=r"value '10\.0\.0\.1:7443'.*without port"):
         issue(pki, "c2", server=True, addresses=["10.0.0.1:7443"])
-    with pytest.raises(TlsError, match="days must be 1 to 36500"):
+    with pytest.raises(InputError, match="days must be 1 to 36500"):
         issue(pki, "c2", days=0)
 
 
@@ -295,9 +295,9 @@ def test_what_cannot_be_renewed_is_left_alone(tmp_path):
         renew(tmp_path, "none")
     with pytest.raises(TlsError, match=r": give the name without \.crt \(h\)$"):
         renew(tmp_path, "h.crt")
-    with pytest.raises(TlsError, match=r"not 'ca' \(value 'ca'\)"):
+    with pytest.raises(InputError, match=r"not 'ca' \(value 'ca'\)"):
         renew(tmp_path, "ca")
-    with pytest.raises(TlsError, match="days must be"):
+    with pytest.raises(InputError, match="days must be"):
         renew(tmp_path, "h", days=0)
     make_ca(tmp_path, force=True)
     with pytest.raises(TlsError, match=r"h\.crt: not issued by .*ca\.crt; .*`whitepanda pki host --force`"):

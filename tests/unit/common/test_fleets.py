@@ -118,7 +118,10 @@ def test_what_is_missing_or_wrong_is_one_line(places, monkeypatch):
         resolve(Fleet(central="http://c:1/", tls="/t"))
     with pytest.raises(TlsError, match=r"no TLS files are named: give --tls DIR .*, set WHITEPANDA_TLS, write"):
         resolve(Fleet(central="a:1"))
-    with pytest.raises(InputError, match=r"no fleet 'x' in .*config\.toml, which does not exist$"):
+    with pytest.raises(
+        InputError,
+        match=r"no fleet 'x': neither .*config\.toml nor .* exists; write one .*, or give --central HOST:PORT$",
+    ):
         resolve(Fleet(), "x")
     monkeypatch.setenv(fleets.CENTRAL, "here")
     with pytest.raises(

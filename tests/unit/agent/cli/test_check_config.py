@@ -36,9 +36,26 @@ def write(tmp_path):
     return _write
 
 
-def test_files_of_both_kinds_are_recognised(run, write):
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pki")
+    make_ca(folder)
+    return issue(folder, "host"), issue(folder, "central", server=True, addresses=["localhost"])
+
+
+def tls_table(files):
+    return f"ca = '{files.ca}'\ncertificate = '{files.certificate}'\nkey = '{files.key}'\n"
+
+
+@pytest.fixture
+def central(pki):
+    """The beginning of a file that central takes."""
+    return "[central.tls]\n" + tls_table(pki[1])
+
+
+def test_files_of_both_kinds_are_recognised(run, write, central):
     write("a.toml", "[agent]\n")
-    write("c.toml", "[central]\n")
+    write("c.toml", central)
     code, out, _ = run("a.toml", "c.toml")
     assert (code, out) == (0, "a.toml: ok (agent)\nc.toml: ok (central)\n")
 
@@ -73,8 +90,8 @@ def test_a_file_of_another_program_is_distinguished(run, write, text, has):
 
 
 @pytest.mark.parametrize("url", ["//a:secret@db/w", "//db/w?user=a&password=secret"])
-def test_a_password_that_everybody_may_read_is_warned_of(run, write, tmp_path, url):
-    write("c.toml", f"[central]\n[incidents]\nurl = 'postgresql:{url}'\n")
+def test_a_password_that_everybody_may_read_is_warned_of(run, write, central, tmp_path, url):
+    write("c.toml", f"{central}[incidents]\nurl = 'postgresql:{url}'\n")
     (tmp_path / "c.toml").chmod(0o644)
     code, out, err = run("c.toml")
     assert (code, out) == (0, "c.toml: ok (central)\n")
@@ -84,13 +101,13 @@ def test_a_password_that_everybody_may_read_is_warned_of(run, write, tmp_path, u
     )
     (tmp_path / "c.toml").chmod(0o640)
     assert run("c.toml") == (0, "c.toml: ok (central)\n", "")
-    write("c.toml", "[central]\n[incidents]\nurl = 'postgresql://a@db/w?passfile=/etc/pass'\n")
+    write("c.toml", f"{central}[incidents]\nurl = 'postgresql://a@db/w?passfile=/etc/pass'\n")
     (tmp_path / "c.toml").chmod(0o644)
     assert run("c.toml") == (0, "c.toml: ok (central)\n", "")
 
 
-def test_a_secret_file_that_central_would_refuse_is_warned_of(run, write, tmp_path):
-    write("c.toml", "[central]\n[webhooks]\nsecret_file = 'nope'\n")
+def test_a_secret_file_that_central_would_refuse_is_warned_of(run, write, central, tmp_path):
+    write("c.toml", f"{central}[webhooks]\nsecret_file = 'nope'\n")
     code, out, err = run("c.toml")
     assert (code, out) == (0, "c.toml: ok (central)\n")
     assert err == "warning: c.toml: webhooks.secret_file nope: cannot read: No such file or directory\n"
@@ -132,7 +149,7 @@ def test_all_that_is_wrong_with_an_agents_file_is_said_at_once(run, write):
         "agent.host",
         "uplink.reconnect_max_s",
         "uplink.address",
-        "jobs[1]",
+        "jobs[1].pattern",
     ]
 
 
@@ -185,17 +202,6 @@ def test_a_scenario_of_a_source_that_is_off_is_not_read(run, write):
     assert run("a.toml") == (0, "a.toml: ok (agent)\n", "")
 
 
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pki")
-    make_ca(folder)
-    return issue(folder, "host"), issue(folder, "central", server=True, addresses=["localhost"])
-
-
-def tls_table(files):
-    return f"ca = '{files.ca}'\ncertificate = '{files.certificate}'\nkey = '{files.key}'\n"
-
-
 def test_tls_files_that_do_are_not_spoken_of(run, write, pki):
     host, central = pki
     write("a.toml", "[agent]\n[uplink]\naddress = 'central:7443'\n[uplink.tls]\n" + tls_table(host))
@@ -229,6 +235,28 @@ def test_files_of_sources_that_are_off_are_not_asked_for(run, write):
     assert run("a.toml") == (0, "a.toml: ok (agent)\n", "")
 
 
+def test_central_does_not_start_without_tls_files(run, write):
+    write("c.toml", "[central]\n")
+    code, out, err = run("c.toml")
+    assert (code, out) == (2, "")
+    assert [line.split()[2] for line in err.splitlines()] == [
+        f"central.tls.{key}" for key in ("ca", "certificate", "key")
+    ]
+
+
+def test_files_that_are_not_there_yet_are_warned_of(run, write, central):
+    write("a.toml", "[agent]\n[cloud_white]\nmodels = ['m.json']\n")
+    write("c.toml", f"{central}[runtime]\nmodel = 'r'\n")
+    code, _, err = run("a.toml", "c.toml")
+    assert (code, err.splitlines()) == (
+        0,
+        [
+            "warning: a.toml: cloud_white.models: m.json does not exist; make it with `whitepanda degradation fit`",
+            "warning: c.toml: runtime.model: r does not exist; make it with `whitepanda runtime fit`",
+        ],
+    )
+
+
 def test_centrals_tls_files_too(run, write):
     write("c.toml", "[central]\n[central.tls]\nca = 'x.pem'\ncertificate = 'y.pem'\nkey = 'z.pem'\n")
     code, out, err = run("c.toml")
@@ -250,8 +278,8 @@ def test_centrals_doubts_are_warnings(run, write, pki, tmp_path):
     assert err.startswith("warning: c.toml: central.tls.certificate: ") and err.count("\n") == 1
 
 
-def test_a_list_of_revoked_serials_that_central_would_refuse_is_an_error(run, write):
-    write("c.toml", "[central]\nrevoked_serials = 'revoked.txt'\n")
+def test_a_list_of_revoked_serials_that_central_would_refuse_is_an_error(run, write, central):
+    write("c.toml", f"[central]\nrevoked_serials = 'revoked.txt'\n{central}")
     code, out, err = run("c.toml")
     assert (code, out) == (2, "")
     assert err.startswith("error: c.toml: central.revoked_serials: revoked.txt: cannot read the list")

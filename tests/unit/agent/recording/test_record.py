@@ -221,7 +221,7 @@ def test_a_file_made_meanwhile_is_not_replaced_and_the_recording_stays_beside_it
     assert {s.source for s in samples_of(part)} == {"procfs", "libvirt"}
 
 
-@pytest.mark.parametrize(("name", "why"), [("no/file", "No such file or directory"), (".", "Is a directory")])
+@pytest.mark.parametrize(("name", "why"), [("no/file", "there is no folder .*"), (".", "Is a directory")])
 def test_a_file_that_cannot_be_written(plans, config, tmp_path, name, why):
     with pytest.raises(UnavailableError, match=f"cannot write: {why}$"):
         record(tmp_path / name, seconds=0.1, config=config, force=True)

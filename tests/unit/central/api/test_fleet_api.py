@@ -255,7 +255,7 @@ async def test_status_numbers(served):
     publish(served.builder, 2)
     served.builder.last_error = "OSError: no space"
     served.builder.left_out = LeftOut(31, 310)
-    served.builder.damaged = {"build": ["samples/a", "slots/b"], "care": ["samples/a"]}
+    served.builder.damaged = {"build": ["samples/a", "slots/b"], "maintenance": ["samples/a"]}
     served.registry.add(HostStream("host-1"))
     for _ in range(2):  # the second time from what is known of the segments
         status = await served.ask("GetFleetStatus", fleet_pb2.GetFleetStatusRequest())

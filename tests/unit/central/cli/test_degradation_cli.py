@@ -351,7 +351,7 @@ def test_what_is_held_out_is_not_fitted_to(fitted, monkeypatch):
         ({"--methods": "oracle"}, "--methods: no method oracle; known: gamma-inverse", 3),
         ({"--where": "at_s < 13 AND scenario = 'disk'"}, "4 usable rows other than baselines are too few", 3),
         ({"--scenario": "host"}, "no column host (wanted by --scenario)", 3),
-        ({"--out": "/nowhere/model.json"}, "/nowhere/model.json: cannot write: there is no folder /nowhere", 3),
+        ({"--out": "/nowhere/model.json"}, "/nowhere/model.json: cannot write: there is no folder /nowhere", 4),
     ],
 )
 def test_fit_refuses_in_one_line(tmp_path, capsys, monkeypatch, changes, message, code):

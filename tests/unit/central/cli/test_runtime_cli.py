@@ -364,12 +364,12 @@ def test_where_nothing_can_be_written_is_reported_before_the_training(study, tmp
         raise AssertionError("trained")
 
     monkeypatch.setattr(command, "fit_model", trained)
-    for out, said in (
-        (tmp_path, "is a folder; give the name of a file"),
-        (tmp_path / "none" / "m", f"cannot write: there is no folder {tmp_path / 'none'}"),
+    for out, exit_code, said in (
+        (tmp_path, 3, "is a folder; give the name of a file"),
+        (tmp_path / "none" / "m", 4, f"cannot write: there is no folder {tmp_path / 'none'}"),
     ):
         code, _, err = run(capsys, monkeypatch, *fit_arguments(study, out))
-        assert (code, said in err) == (3, True)
+        assert (code, said in err) == (exit_code, True)
 
 
 @pytest.mark.parametrize(

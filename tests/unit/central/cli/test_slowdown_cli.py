@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from central.cli.slowdown import app
 from central.placement.requests import read_vms
 from central.plotting.timeline import bars
-from whitepanda.common.errors import InputError
+from whitepanda.common.errors import InputError, UnavailableError
 
 MAPREDUCE = "job,cpu,other,tau_s\nsort,0.9,0.1,56\npi,0.5,0.5,90\ngrep,0.5,0.5,95\n"
 
@@ -79,7 +79,7 @@ def test_the_timeline(written, tmp_path):
     picture = tmp_path / "when.png"
     assert run("estimate", written(MAPREDUCE), "--plot", picture).exit_code == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(InputError, match=r"^/proc/none/x.png: cannot write: there is no folder /proc/none$"):
+    with pytest.raises(UnavailableError, match=r"^/proc/none/x.png: cannot write: there is no folder /proc/none$"):
         run("estimate", written(MAPREDUCE), "--plot", "/proc/none/x.png")
     with pytest.raises(InputError, match=r"^--plot x.png: .* has no column tau_s, so it is not known when jobs end$"):
         run("estimate", written("job,cpu\na,1\n"), "--plot", "x.png")

@@ -102,8 +102,8 @@ def test_json_reports_what_was_written(tmp_path):
 def test_presets_lists_presets_and_knobs():
     reported = json.loads(run("presets", "--json").stdout)
     assert set(reported["presets"]) == set(PRESETS)
-    knobs = set(dataclasses.asdict(PRESETS["paper"][1]))
-    assert {name for name, knob in reported["knobs"].items() if knob["help"]} >= knobs - {"form", "seed"}
+    parameters = set(dataclasses.asdict(PRESETS["paper"][1]))
+    assert {name for name, one in reported["parameters"].items() if one["help"]} >= parameters - {"form", "seed"}
     text = run("presets").stdout
     assert "paper:" in text
     assert "cpi_noise" in text
@@ -112,10 +112,10 @@ def test_presets_lists_presets_and_knobs():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--set", "days"), "--set days: must be KNOB=VALUE"),
+        (("--set", "days"), "--set days: must be NAME=VALUE"),
         (("--preset", "none"), "unknown preset 'none'"),
-        (("--set", "x=1"), "no synth knob 'x'"),
-        (("--noise", "9"), r"synth knob cpi_noise: must be 0 to 3 \(value 9\)"),
+        (("--set", "x=1"), "no synth parameter 'x'"),
+        (("--noise", "9"), r"synth parameter cpi_noise: must be 0 to 3 \(value 9\)"),
     ],
 )
 def test_wrong_options_end_in_one_line(tmp_path, words, message):
@@ -153,5 +153,5 @@ def test_a_full_disk_leaves_the_files_as_they_were(tmp_path, monkeypatch):
 
 def test_the_guide_names_existing_knobs():
     guide = (Path(__file__).parents[4] / "docs" / "traces.md").read_text().partition("## Parameters")[2]
-    knobs = set(dataclasses.asdict(PRESETS["paper"][1]))
-    assert set(re.findall(r"`(\w+_\w+)`", guide)) <= knobs
+    parameters = set(dataclasses.asdict(PRESETS["paper"][1]))
+    assert set(re.findall(r"`(\w+_\w+)`", guide)) <= parameters

@@ -561,7 +561,7 @@ def play(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
 def test_without_stay_the_last_line_names_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     done = play(monkeypatch)
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[-1].startswith("Next: whitepanda demo --stay (make demo ARGS=--stay) ")
+    assert done.stdout.splitlines()[-1].startswith("Next: make demo ARGS=--stay (or whitepanda demo --stay) ")
     assert played[-1].closed
     assert not played[-1].socket().parent.exists()
     assert json.loads(play(monkeypatch, "--json").stdout)["first_suspect"] == "scan"

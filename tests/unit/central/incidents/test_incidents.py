@@ -770,7 +770,7 @@ def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, a
     incidents_cli.show("1", "h:1", **FILES)
     shown = capsys.readouterr().out
     assert "lasted 1 min, 1 VM suffers, last reported 2027-01-15 08:01:00 UTC" in shown
-    assert "first suspect dedup-1 of job dedup; found by the host's own baseline and by the fleet's statistics" in shown
+    assert "first suspect dedup-1 of job dedup; found by the host's own analysis and by the fleet's statistics" in shown
     victim, suspect = (next(line for line in shown.splitlines() if line.startswith(name)) for name in ("web", "ded"))
     assert victim.split()[2:10] == ["1.90x", "[1.60,", "2.20]", "4", "2", "1.50x", "[1.25,", "1.75]"]
     assert suspect.split() == ["dedup-1", "dedup", "1", "1", "-", "yes", "-", "0"]

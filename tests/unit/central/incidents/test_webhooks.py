@@ -77,7 +77,7 @@ def test_an_incident_is_an_alert_of_alertmanagers_format():
             "1 VM suffers on host h1: web-1 of job web 1.52x [1.31, 1.78]; first suspect scan-1 of job scan"
         ),
         "description": (
-            "found by the host's own baseline and by the fleet's statistics; victims (slow-down): web-1 of job web "
+            "found by the host's own analysis and by the fleet's statistics; victims (slow-down): web-1 of job web "
             "1.52x [1.31, 1.78]; suspects: scan-1 of job scan (score 2), u3 of job odd; 2 reports; mean nCPI up to "
             "3.25, threshold 2; more: whitepanda incidents show 17"
         ),
@@ -132,7 +132,7 @@ def test_what_the_host_alone_found_is_reported_without_what_is_not_known():
     found.victims.add(vm="u1", name="web-1", job="web", peak=math.nan)
     annotations = json.loads(webhook_messages.firing(found, ""))["alerts"][0]["annotations"]
     assert "nan" not in str(annotations) and "nCPI" not in str(annotations)
-    assert annotations["description"].startswith("found by the host's own baseline; victims (slow-down): web-1 of")
+    assert annotations["description"].startswith("found by the host's own analysis; victims (slow-down): web-1 of")
     assert "slow_down" not in annotations
 
 

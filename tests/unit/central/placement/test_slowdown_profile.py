@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from central.cli.slowdown import app
 from central.models.dfactor import completion_times, dilations
 from central.models.dfactor_profile import fit_runs, mean_shares
-from whitepanda.common.errors import InputError
+from whitepanda.common.errors import InputError, UnavailableError
 
 
 def run(*words):
@@ -208,7 +208,6 @@ def test_profiles_of_simulated_runs_come_back():
                 "the model cannot distinguish the two vectors; give --larger and --rest"
             ),
         ),
-        ("job,cpu\na,1\n", ["--out", "/proc/no/file"], "/proc/no/file: cannot write: there is no folder /proc/no"),
         (
             "job,cpu,tau_s\na,0.5,10\n",
             [],
@@ -221,6 +220,11 @@ def test_faults(written, text, words, line):
     with pytest.raises(InputError) as refused:
         run("profile", path, *words)
     assert str(refused.value) == line.replace("FILE", str(path))
+
+
+def test_a_folder_that_is_not_there(written):
+    with pytest.raises(UnavailableError, match=r"^/proc/no/file: cannot write: there is no folder /proc/no$"):
+        run("profile", written("job,cpu\na,1\n"), "--out", "/proc/no/file")
 
 
 @pytest.mark.parametrize("unit", [1e-300, 1e-3, 1e200])

@@ -20,7 +20,7 @@ from central.lake.lease import FencedError
 from central.lake.manifests import ManifestCommit
 from central.lake.objects import Folder
 from central.lake.segments import DAY_NS, Lake
-from central.roll_ups import maintenance as care
+from central.roll_ups import maintenance as maintenance_module
 from central.roll_ups import store as slots
 from central.roll_ups.compaction import Compacted, compact_day
 from central.roll_ups.maintenance import LakeMaintenance, MaintenanceDone
@@ -97,7 +97,9 @@ def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, caps
     assert after_build(one) == 1
     assert segments(lake) == [1, 1, 1, 5]  # the last one is not finished
     assert "lake maintained" in capsys.readouterr().err
-    assert (lake.root / "care/2026-11-04.json").read_text().startswith('{"days_compacted":3,"segments_merged":15,')
+    assert (
+        (lake.root / "maintenance/2026-11-04.json").read_text().startswith('{"days_compacted":3,"segments_merged":15,')
+    )
     for number in range(20, 25):  # late ones of the first day
         write_day(lake, 0, number + 1)
     assert [after_build(other), after_build(other), after_build(one)] == [1, 2, 2]
@@ -107,7 +109,7 @@ def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, caps
     assert after_build(other) is None  # nothing new to build, but the next day
     assert segments(lake) == [1, 1, 1, 5]
     assert after_build(one) is None
-    assert sorted(path.name for path in (lake.root / "care").iterdir()) == ["2026-11-04.json", "2026-11-05.json"]
+    assert sorted(path.name for path in (lake.root / "maintenance").iterdir()) == ["2026-11-04.json", "2026-11-05.json"]
     assert one.current.manifest.rows == 25 * 600
     assert verified(lake) == []
 
@@ -115,7 +117,7 @@ def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, caps
 @pytest.mark.long
 def test_very_many_small_segments_are_merged_before_the_day_is_over(lake, clock, monkeypatch):
     """One host with a row of each old day at each roll must not fill the lake with files."""
-    monkeypatch.setattr(care, "_CROWD", 40)
+    monkeypatch.setattr(maintenance_module, "_CROWD", 40)
     built = builder(lake, clock, build_days=2)
     after_build(built)
     for number in range(20, 40):  # of the two finished days, of which builds take one
@@ -126,14 +128,14 @@ def test_very_many_small_segments_are_merged_before_the_day_is_over(lake, clock,
         write_day(lake, 1 + number % 2, number + 1)
     after_build(built)
     assert segments(lake) == [1, 1, 1, 5]
-    assert sorted(path.name for path in (lake.root / "care").iterdir()) == ["2026-11-04.json"]
+    assert sorted(path.name for path in (lake.root / "maintenance").iterdir()) == ["2026-11-04.json"]
     assert verified(lake) == []
     assert sum(segment.rows for segment in lake.segments()) == 70 * 600
 
 
 @pytest.mark.long
 def test_small_segments_of_days_that_builds_let_wait_are_merged(lake, monkeypatch):
-    monkeypatch.setattr(care, "_CROWD", 40)
+    monkeypatch.setattr(maintenance_module, "_CROWD", 40)
     section = msgspec.structs.replace(SECTION, late_interval_s=86400.0)
     built = Builder(section, lake, lake_section=LakeSection())
     after_build(built)
@@ -149,10 +151,10 @@ def test_small_segments_of_days_that_builds_let_wait_are_merged(lake, monkeypatc
 
 
 def test_what_a_merge_had_to_leave_is_no_crowd_again(lake, clock, monkeypatch):
-    monkeypatch.setattr(care, "_CROWD", 8)
+    monkeypatch.setattr(maintenance_module, "_CROWD", 8)
     once = LakeMaintenance(LakeSection(), lake, SlotStore(lake, SLOT_NS), clock_unix_ns=clock)
     assert once.is_crowded()
-    monkeypatch.setattr(care.compaction, "compact_day", lambda *_arguments, **_named: Compacted())
+    monkeypatch.setattr(maintenance_module.compaction, "compact_day", lambda *_arguments, **_named: Compacted())
     once.compact(lambda: None)
     assert not once.is_crowded()
     for number in range(20, 28):
@@ -164,7 +166,7 @@ def test_what_a_merge_had_to_leave_is_no_crowd_again(lake, clock, monkeypatch):
 
 def test_few_segments_of_each_of_many_journals_are_no_crowd(tmp_path, clock, monkeypatch):
     """They are too few to be merged."""
-    monkeypatch.setattr(care, "_CROWD", 4)
+    monkeypatch.setattr(maintenance_module, "_CROWD", 4)
     lake = Lake(tmp_path / "lake")
     for number in range(12):
         write_day(lake, 0, number + 1, replica=f"central-{number // 3}")
@@ -194,7 +196,7 @@ def test_segments_that_were_merged_during_their_roll_up_are_read_again(lake, mon
 
 @pytest.mark.long
 def test_crowded_days_stay_where_nothing_is_to_be_merged(lake, clock, monkeypatch):
-    monkeypatch.setattr(care, "_CROWD", 0)
+    monkeypatch.setattr(maintenance_module, "_CROWD", 0)
     built = builder(lake, clock, compact=False)
     after_build(built)
     assert segments(lake) == [5, 5, 5, 5]
@@ -209,12 +211,12 @@ async def test_a_version_is_in_force_before_the_lake_is_taken_care_of(tmp_path, 
     original = LakeMaintenance.run
 
     def late(self, check):
-        reported.append("care")
+        reported.append("maintenance")
         return original(self, check)
 
     monkeypatch.setattr(LakeMaintenance, "run", late)
     await daemon.build_and_announce()
-    assert reported == [1, "care"]
+    assert reported == [1, "maintenance"]
     assert segments(lake) == [1, 1, 1, 5]
     clock.unix_ns += 24 * HOUR_NS
     built.stop()
@@ -224,10 +226,10 @@ async def test_a_version_is_in_force_before_the_lake_is_taken_care_of(tmp_path, 
 
 
 def test_nothing_is_done_where_it_is_off_or_another_builds(lake, clock):
-    care = LakeMaintenance(LakeSection(compact=False), lake, rolled(lake), clock_unix_ns=clock)
-    assert care.run(lambda: None) == MaintenanceDone()
+    maintenance = LakeMaintenance(LakeSection(compact=False), lake, rolled(lake), clock_unix_ns=clock)
+    assert maintenance.run(lambda: None) == MaintenanceDone()
     assert segments(lake) == [5, 5, 5, 5]
-    (lake.root / "care/2026-11-04.json").unlink()
+    (lake.root / "maintenance/2026-11-04.json").unlink()
     busy = builder(lake, clock, "busy")
     assert busy.lease.acquire()
     assert after_build(builder(lake, clock)) is None
@@ -308,13 +310,13 @@ def test_who_loses_the_lease_stops(lake, clock):
         if next(looks) == 4:  # after the first day's segment
             raise FencedError("another one has it")
 
-    care = LakeMaintenance(LakeSection(), lake, slots, clock_unix_ns=clock)
+    maintenance = LakeMaintenance(LakeSection(), lake, slots, clock_unix_ns=clock)
     with pytest.raises(FencedError):
-        care.run(check)
+        maintenance.run(check)
     assert segments(lake)[1:] == [5, 5, 5]
-    assert not list((lake.root / "care").glob("*"))
+    assert not list((lake.root / "maintenance").glob("*"))
     assert verified(lake) == []
-    assert care.run(lambda: None) == MaintenanceDone(days_compacted=2, segments_merged=10)
+    assert maintenance.run(lambda: None) == MaintenanceDone(days_compacted=2, segments_merged=10)
     assert segments(lake) == [1, 1, 1, 5]
 
 
@@ -382,9 +384,9 @@ def test_damaged_slots_keep_the_samples_of_their_own_day(lake, clock, what):
     )
     flip(lake.root / name)
     before = sorted((lake.root / slots.folder(day(1))).iterdir())
-    care = LakeMaintenance(LakeSection(compact=False, raw_days=1), lake, slots, clock_unix_ns=clock, grace_s=0)
+    maintenance = LakeMaintenance(LakeSection(compact=False, raw_days=1), lake, slots, clock_unix_ns=clock, grace_s=0)
     with pytest.raises(DamagedError, match="day=2026-11-02"):
-        care.run(lambda: None)
+        maintenance.run(lambda: None)
     assert segments(lake) == [0, 5, 0, 5]
     assert sorted((lake.root / slots.folder(day(1))).iterdir()) == before
 

@@ -1,4 +1,4 @@
-"""Generated traces: what their columns are, that a seed decides all, and that each knob does what it says."""
+"""Generated traces: what their columns are, that a seed decides all, and that each parameter does what it says."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from central.models.antagonists.slots import TaskSlots
 from central.traces.generator.population import ROLES, SLOTS_PER_DAY, Population, make_jobs
 from central.traces.generator.presets import PRESETS, preset
-from central.traces.generator.settings import SynthSettings, changed, knobs
+from central.traces.generator.settings import SynthSettings, changed, parameters
 from central.traces.generator.simulate import Simulation
 from tests.support import panda_reference
 from whitepanda.common.errors import InputError
@@ -193,12 +193,12 @@ def _beside(run):
 
 
 def test_companions_ride_along_and_use_cpu_together():
-    knob = {"days": 3, "antagonists": 1, "companions": 1, "usage_task_spread": 0, "popularity_exponent": 0}
-    knob |= {"batch_jobs": 100, "rare_share": 0, "transient_share": 0, "batch_diurnal_load": 0}
-    together, correlation = _beside(Run(**knob, ride_along=1, companion_usage_correlation=0.9))
+    parameter = {"days": 3, "antagonists": 1, "companions": 1, "usage_task_spread": 0, "popularity_exponent": 0}
+    parameter |= {"batch_jobs": 100, "rare_share": 0, "transient_share": 0, "batch_diurnal_load": 0}
+    together, correlation = _beside(Run(**parameter, ride_along=1, companion_usage_correlation=0.9))
     assert together > 0.95
     assert correlation > 0.75
-    apart, _ = _beside(Run(**knob, ride_along=0.1, companion_usage_correlation=0))
+    apart, _ = _beside(Run(**parameter, ride_along=0.1, companion_usage_correlation=0))
     assert apart < 0.7
 
 
@@ -212,7 +212,7 @@ def test_corrupted_and_missing_samples_come_at_their_rates():
 
 
 @pytest.mark.parametrize(
-    ("knob", "value"),
+    ("parameter", "value"),
     [
         ("cpi_noise", 0.4),
         ("machine_noise", 0.3),
@@ -224,9 +224,9 @@ def test_corrupted_and_missing_samples_come_at_their_rates():
         ("antagonist_effect", 1.0),
     ],
 )
-def test_knobs_of_spread_widen_a_jobs_cpi(knob, value):
+def test_knobs_of_spread_widen_a_jobs_cpi(parameter, value):
     base = {"days": 2, "machines": 8, "cpi_noise": 0.05, "machine_effect": 0.02, "corrupted_share": 0, "platforms": 4}
-    assert Run(**base | {knob: value}).log_cpi_std() > 1.5 * Run(**base).log_cpi_std()
+    assert Run(**base | {parameter: value}).log_cpi_std() > 1.5 * Run(**base).log_cpi_std()
 
 
 def test_noise_has_memory_and_tails():
@@ -289,7 +289,7 @@ def test_transient_jobs_run_within_their_days_only():
 def test_presets_are_sound_and_every_knob_is_described():
     assert {"paper", "paper-saturating", "quiet", "other-1", "other-2", "other-3", "other-4"} <= set(PRESETS)
     assert preset("paper-saturating").form == "saturating"
-    assert all(text for _, _, text in knobs())
+    assert all(text for _, _, text in parameters())
     with pytest.raises(InputError, match=r"unknown preset 'x'; known: paper, "):
         preset("x")
 
@@ -297,16 +297,16 @@ def test_presets_are_sound_and_every_knob_is_described():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"days": 0}, r"synth knob days: must be 1 to 400 \(value 0\)"),
-        ({"seed": -1}, r"synth knob seed: must be 0 to 2147483648 \(value -1\)"),
-        ({"cpi_noise": float("nan")}, r"synth knob cpi_noise: must be 0 to 3 \(value nan\)"),
-        ({"form": "cubic"}, r"synth knob form: must be linear or saturating \(value 'cubic'\)"),
-        ({"days": "two"}, r"synth knob days: must be a whole number \(value 'two'\)"),
-        ({"cpi_noise": "x"}, r"synth knob cpi_noise: must be a number \(value 'x'\)"),
-        ({"nois": 1}, r"no synth knob 'nois'; `whitepanda trace presets` lists them"),
+        ({"days": 0}, r"synth parameter days: must be 1 to 400 \(value 0\)"),
+        ({"seed": -1}, r"synth parameter seed: must be 0 to 2147483648 \(value -1\)"),
+        ({"cpi_noise": float("nan")}, r"synth parameter cpi_noise: must be 0 to 3 \(value nan\)"),
+        ({"form": "cubic"}, r"synth parameter form: must be linear or saturating \(value 'cubic'\)"),
+        ({"days": "two"}, r"synth parameter days: must be a whole number \(value 'two'\)"),
+        ({"cpi_noise": "x"}, r"synth parameter cpi_noise: must be a number \(value 'x'\)"),
+        ({"nois": 1}, r"no synth parameter 'nois'; `whitepanda trace presets` lists them"),
         ({"batch_jobs": 0, "antagonists": 0}, r"synth: no batch jobs; raise"),
-        ({"companions": 1, "antagonists": 0}, r"synth knob companions: they need antagonists"),
-        ({"ls_jobs": 2, "ls_antagonists": 3}, r"synth knob ls_antagonists: at most ls_jobs, 2 \(value 3\)"),
+        ({"companions": 1, "antagonists": 0}, r"synth parameter companions: they need antagonists"),
+        ({"ls_jobs": 2, "ls_antagonists": 3}, r"synth parameter ls_antagonists: at most ls_jobs, 2 \(value 3\)"),
     ],
 )
 def test_wrong_knobs_are_refused_in_one_line(values, message):

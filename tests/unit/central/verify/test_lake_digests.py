@@ -280,7 +280,7 @@ def test_a_damaged_segment_gets_no_new_seal(lake: Lake, small: Lake) -> None:
     segment = lake.segments(FIRST_DAY)[2]
     flipped(segment.path, 100)
     builder.maintain_once()
-    assert (builder.damaged, builder.damaged_files) == ({"build": [], "care": [segment.key]}, 1)
+    assert (builder.damaged, builder.damaged_files) == ({"build": [], "maintenance": [segment.key]}, 1)
     flipped(segment.path, 100)
     builder.maintain_once()
     assert (builder.damaged_files, len(lake.segments(FIRST_DAY))) == (0, 1)

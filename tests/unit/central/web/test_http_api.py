@@ -253,7 +253,7 @@ async def test_incidents_page_by_page_and_one_with_its_evidence(served, local):
         ("/v1/hosts?colour=red", 400, "no parameter 'colour' here; known: page_size, page_token"),
         ("/v1/vms/u/history?max_windows=10001", 400, "max_windows must be an integer from 0 to 10000 (value '10001')"),
         ("/v1/vms/u/history?since_unix_ns=1&until_unix_ns=86400000000002", 400, "until_unix_ns must be after"),
-        ("/v1/vms/u/history", 404, "no window, event or incident of VM 'u' in this time; windows are there once"),
+        ("/v1/vms/u/history", 404, "nothing is known of VM 'u' in this time; new windows appear after"),
         ("/v1/events?host=nohost", 404, "no host 'nohost' ever connected to this central"),
         ("/v1/events?vm=nope", 404, "no VM 'nope' is known here"),
         ("/v1/suspect-jobs?job=nosuch", 404, "no job 'nosuch' is known here: no host runs it"),
@@ -280,7 +280,7 @@ async def test_a_vms_history_is_found_by_a_name_that_only_one_has(served, local)
     assert (await get(local, f"/v1/vms/uuid-web/history?{times}"))[0] == 200
     status, answer = await get(local, f"/v1/vms/nosuch/history?{times}")
     assert status == 404
-    assert answer["error"].endswith("; of a VM that sends none now they are found by its UUID only")
+    assert answer["error"].endswith("; a VM that sends none now is found by its UUID only")
 
 
 async def test_a_vm_that_two_hosts_claim_is_shown_with_both(served, local):
