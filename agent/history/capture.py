@@ -93,7 +93,7 @@ class Capture:
         self._ticks = 0
         self._key_due_ns = 0
         self._offset_ns = self._last_ns = 0  # of the wall clock from the monotonic one, and the last tick
-        self._windows_ns = 0  # the end of the last windows
+        self._windows_ns = state.clock.unix_ns()  # the end of the last windows
         self._uuids: list[str] = []
         self._known: dict[str, tuple[Any, ...]] = {}
         self._explained: dict[str, tuple[int, str]] = {}
@@ -129,7 +129,8 @@ class Capture:
         )
         self._uuids, self._verdicts = uuids, verdicts
         self._writer.put(TICKS, unix_ns, mono_ns, lambda: frames.encode(frame), is_key=is_key)
-        if not vms and abs(unix_ns - self._windows_ns) >= min(self._windows_ms) * _NS_PER_MS:
+        is_due = abs(unix_ns - self._windows_ns) >= min(self._windows_ms) * _NS_PER_MS
+        if not vms and state.pipeline.windows.is_empty and is_due:
             self.windows(())  # the agent ran, but no VM did
 
     def windows(self, windows: Sequence[CpiWindow]) -> None:

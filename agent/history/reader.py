@@ -79,10 +79,10 @@ class History:
             raise UnavailableError(f"{self._folder}: cannot read: {error.strerror}") from error
         first_tick_ns = ticks[0].first_unix_ns if ticks else None
 
-        before = dict(zip(windows[1:], windows, strict=False))
+        place = {segment: at for at, segment in enumerate(windows)}
 
         def earlier(segment: Segment) -> Iterator[Pending]:
-            for pending in windows_of(segment, before.get(segment)):
+            for pending in windows_of(segment, windows[: place[segment]]):
                 if first_tick_ns is not None and pending.unix_ns >= first_tick_ns:
                     return
                 yield pending

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,6 +80,8 @@ class _Windows:
         try:
             for batch in self.batches:
                 rows = rows_of(agent_pb2.CpiBatch.FromString(batch))
+                if not rows:  # written where no VM runs
+                    found.clear()
                 found |= {row.task.vm: row for row in rows if not row.task.vm.startswith(_HOST_TASK)}
         except (DecodeError, ValueError) as error:
             raise DamagedError(f"windows until {self.frame.unix_ns}: {error}") from error
@@ -153,8 +155,8 @@ def _summary(row: Row, judged: host_pb2.VmSummary | None, metrics: Collection[st
     return summary
 
 
-def windows_of(segment: Segment, before: Segment | None = None) -> Iterator[Pending]:
-    """Yield the moments of a file of windows; windows of the file `before` count as long as the longest window.
+def windows_of(segment: Segment, before: Sequence[Segment] = ()) -> Iterator[Pending]:
+    """Yield the moments of a file of windows; those of the files `before` it count as long as the longest window.
 
     DamagedError: what follows cannot be read. OSError: nor can the file.
     """
@@ -162,8 +164,11 @@ def windows_of(segment: Segment, before: Segment | None = None) -> Iterator[Pend
     for frame in read(segment):
         parts = _parts(segment, frame)
         oldest_ns = frame.unix_ns - parts.longest_ms * _NS_PER_MS
-        if frame.is_first and before is not None and parts.longest_ms > parts.window_ms:
-            recent.extend(_last_batches(before, oldest_ns, frame.unix_ns))
+        if frame.is_first and parts.longest_ms > parts.window_ms:
+            for earlier in reversed(before):
+                recent.extendleft(reversed(_last_batches(earlier, oldest_ns, frame.unix_ns)))
+                if earlier.first_unix_ns <= oldest_ns:
+                    break
         while recent and recent[0][0] <= oldest_ns:
             recent.popleft()
         recent.append((frame.unix_ns, parts.batch))

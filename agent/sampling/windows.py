@@ -223,6 +223,11 @@ class WindowAccumulator:
         """Return all open windows as they are, oldest first: the agent is stopping."""
         return self._rows(list(self._open))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no window has begun."""
+        return not self._open and not self._renamed
+
     def end_unix_ns(self, window: CpiWindow) -> int:
         """Return the border at which a window ended."""
         return window.start_unix_ns + self._window_ns[window.latency_sensitive]

@@ -166,6 +166,8 @@ class Player:
                         raise
                     tell(Gone(str(error)))  # an agent that starts again answers later
                     with self._condition:
+                        if self._target_s is None:  # what was not shown is, from where it was to go
+                            self._target_s = self._host.at_s if target_s is None else target_s
                         self._condition.wait_for(lambda: self._stopping, _RETRY_S)
         except (InputError, UnavailableError) as error:  # the file has gone
             tell(Gone(str(error)))

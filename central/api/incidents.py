@@ -71,7 +71,7 @@ async def list_events(context: Context, request: fleet_pb2.ListEventsRequest) ->
         wanted["uuids"] = await context.history.ask(context.facts.vms_of, [request.project], *times, _MOST_VMS)
     found = await context.read_events(page.size + 1, before, **wanted)
     if not found:
-        await check_names(context, request, "host", "vm", "project")
+        await check_names(context, request, "host", "vm", *(() if wanted.get("uuids") else ("project",)))
     shown, token = page.cut(found, lambda last: (last[0],))
     return fleet_pb2.ListEventsResponse(events=_messages(shown), next_page_token=token)
 

@@ -15,7 +15,7 @@ from central.roll_ups.sql import METRICS, quoted, windows_as_slots
 
 _SINGLE = 4  # VMs that are read one by one: bloom filters know single names only
 _DATE = f"start_unix_ns // {DAY_NS}"
-# In the slot of a migration the one with more windows: they are fewer than nanoseconds between slots.
+# In the slot of a migration the one with more windows in a part: they are fewer than nanoseconds between slots.
 _LAST_HOST, _LAST_JOB = (
     f"arg_max({column}, slot_start_ns + windows) AS {name}" for column, name in (("machine", "host"), ("job", "job"))
 )

@@ -162,7 +162,8 @@ class FleetHistory:
                 if is_last:
                     raise
             except duckdb.Error as error:
-                if is_last or not isinstance(error, duckdb.IOException):
+                # Errors of a bucket's client come as they are: a plain one.
+                if is_last or not (isinstance(error, duckdb.IOException) or type(error) is duckdb.Error):
                     raise LakeError(f"lake {self._lake.name}: {' '.join(str(error).split())[:300]}") from error
         raise AssertionError("the second time returns or raises")
 

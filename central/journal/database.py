@@ -50,8 +50,8 @@ CREATE TABLE events (
     payload BLOB NOT NULL   -- the agent's VmEvent as it came
 );
 CREATE INDEX events_of_host ON events (host);
--- Why metrics of VMs (numbers of `whitepanda.common.window_columns`) are or were not known: since when at first, when
--- this last began (held) or ended.
+-- Why metrics of VMs (numbers of `whitepanda.common.window_columns`) are or were not known: since when at first, and
+-- when this last began, was sent again or ended.
 CREATE TABLE metric_reasons (
     host TEXT NOT NULL, vm TEXT NOT NULL, metric INTEGER NOT NULL, reason INTEGER NOT NULL,
     since_unix_ns INTEGER NOT NULL, changed_unix_ns INTEGER NOT NULL, holds INTEGER NOT NULL,

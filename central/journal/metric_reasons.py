@@ -14,10 +14,8 @@ from central.validation.metric_reasons import ReasonRow
 
 _MAX_OF_HOST = 100_000  # rows; those that changed longest ago are forgotten
 _OF = "host = ?1 AND vm = ?2 AND metric = ?3"
-#: Nothing is taken of a batch that comes late, and nothing changes if a reason that holds is sent again.
-_IS_NEWS = (
-    f"NOT EXISTS (SELECT 1 FROM metric_reasons WHERE {_OF} AND (changed_unix_ns > ?5 OR (reason = ?4 AND holds)))"
-)
+#: Nothing is taken of a batch that comes late.
+_IS_NEWS = f"NOT EXISTS (SELECT 1 FROM metric_reasons WHERE {_OF} AND changed_unix_ns > ?5)"
 _END = (
     f"UPDATE metric_reasons SET holds = 0, changed_unix_ns = ?5 WHERE {_OF} AND reason <> ?4 AND holds AND {_IS_NEWS}"
 )

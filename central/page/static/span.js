@@ -30,7 +30,7 @@ export function span({ from, to, last = "60" }, points) {
   return { since, until, isLive: false };
 }
 
-/** The last day of the time shown, as an API's parameters; and in words. More than a day is in charts and incidents only. */
+/** The last day of the time shown, as an API's parameters; and in words. More than a day is in charts, and in the incidents of a VM, only. */
 export const lastDay = ({ since, until }) => ({ since_unix_ns: nanoseconds(Math.max(since, until - DAY_MS)), until_unix_ns: nanoseconds(until) });
 export const inLastDay = ({ since, until }) => (until - since > DAY_MS ? "in the last 24 hours of this time" : "in this time");
 

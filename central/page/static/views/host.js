@@ -137,7 +137,7 @@ export function draw(data, route) {
     { label: "When found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? found(vm.last_event) : ""), hint: "the last change of behaviour, with the host's estimate of the slow-down at that moment; of a VM that suffers no more, the worst while it did" },
     { label: "CPI", value: (vm) => vm.mean_cpi, cell: (vm) => number(vm.mean_cpi), numeric: true },
     { label: "Job's CPI", value: (vm) => vm.job_mean_cpi, cell: (vm) => number(vm.job_mean_cpi), numeric: true },
-    { label: "CPI / job's", value: slowdown, cell: besideJob, numeric: true, hint: "mean CPI over the time shown / its job's, of latency-sensitive VMs; a short slow-down hardly shows in it" },
+    { label: "CPI / job's", value: slowdown, cell: besideJob, numeric: true, hint: `mean CPI ${inLastDay(shown)} / its job's, of latency-sensitive VMs; a short slow-down hardly shows in it` },
     { label: "nCPI", value: nCpi, cell: (vm) => number(nCpi(vm)), numeric: true, hint: "standard deviations above the job's mean" },
     { label: "CPU, cores", value: (vm) => vm.mean_cpu_usage_cores, cell: (vm) => number(vm.mean_cpu_usage_cores), numeric: true },
     { label: "Latency-sensitive", value: (vm) => (vm.latency_sensitive ? "yes" : "no") },

@@ -184,10 +184,10 @@ async def test_after_the_ticks_have_gone_windows_are_shown(config):
     for one in segments(folder(config) / "ticks"):
         one.path.unlink()
     answer = asked(config, time.time_ns(), before=600)
-    assert len(answer.moments) >= 2
-    moment = answer.moments[-2]
-    assert (moment.is_window, moment.span_ms, moment.vms.host) == (True, 200, "host1")
-    assert moment.unix_ns % 200_000_000 == 0
+    assert all(one.is_window for one in answer.moments)
+    # Those of the start and the end are shorter, and those in which ticks were missed.
+    moment = next(one for one in answer.moments if one.span_ms == 200 and one.unix_ns % 200_000_000 == 0)
+    assert moment.vms.host == "host1"
     assert [vm.name for vm in moment.vms.vms] == ["db-1", "web-1"]
     known = {metric.name: metric for metric in moment.vms.vms[0].metrics}
     assert known["cpi"].value == pytest.approx(1.6, rel=0.01)
@@ -205,8 +205,8 @@ async def test_a_restart_keeps_what_was_and_a_gap_is_a_gap(config):
     moments = asked(config, time.time_ns(), before=600).moments
     times = [one.unix_ns for one in moments]
     assert times == sorted(times)
-    gap = [(a, b) for a, b in itertools.pairwise(times) if b - a > 250_000_000]
-    assert len(gap) == 1
+    gap = [(a, b) for a, b in itertools.pairwise(times) if a <= ended < b]
+    assert gap[0][1] - gap[0][0] > 250_000_000
     assert asked(config, ended + 100_000_000, after=1).moments[0].unix_ns == gap[0][0]
     assert asked(config, ended + 100_000_000, after=1).moments[1].unix_ns == gap[0][1]
 

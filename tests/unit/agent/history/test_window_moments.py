@@ -78,10 +78,12 @@ def test_a_moment_has_all_vms_also_those_of_longer_windows(tmp_path):
     )
     found = moments(tmp_path / "a", *groups, longest_s=30)
     assert [[vm.uuid for vm in one.vms.vms] for one in found] == [["fast", "slow"]] * 3 + [["fast"]]
+    found = moments(tmp_path / "d", *groups[:1], (20, []), *groups[2:3], longest_s=30)
+    assert [[vm.uuid for vm in one.vms.vms] for one in found] == [["fast", "slow"], [], ["fast"]]  # none ran at 20 s
     moments(tmp_path / "c", *groups[:2], longest_s=30)
     moments(tmp_path / "c", *groups[2:], longest_s=30)  # the agent was started again: another file
     before, after = segments(tmp_path / "c")
-    found = [pending.make(None, "") for pending in windows_of(after, before)]
+    found = [pending.make(None, "") for pending in windows_of(after, [before])]
     assert [[vm.uuid for vm in one.vms.vms] for one in found] == [["fast", "slow"], ["fast"]]
     assert [len(pending.make(None, "").vms.vms) for pending in windows_of(after)] == [1, 1]
     found = moments(tmp_path / "b", *groups, longest_s=10)

@@ -139,6 +139,12 @@ def test_an_agent_that_goes_away_is_one_line_until_it_answers_again():
         assert told.until(lambda news: isinstance(news, Gone)).why == "no agent answers; start it"
         history.error = None
         told.at(110.0)
+        history.error = UnavailableError("no agent answers; start it")
+        told.player.want(told.model.frame.vms.vms[0].uuid)
+        told.until(lambda news: isinstance(news, Gone))
+        history.error = None
+        found = told.until(lambda news: not isinstance(news, Gone) and news.explanation)
+        assert (found.position.at_s, found.position.playing) == (110.0, False)
     history.error = UnavailableError("nothing is kept yet")
     with pytest.raises(UnavailableError, match="nothing is kept yet"):
         PastHost(history)

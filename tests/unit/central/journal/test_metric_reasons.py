@@ -54,9 +54,12 @@ def test_a_batch_that_comes_late_changes_nothing(journal):
     write(row(REASON_NO_PMU, 10))
     write(row(REASON_IDLE, 5), row(0, 5))
     assert metric_reasons.read(path, ["v"]) == [known(REASON_NO_PMU, 10)]
-    write(row(0, 20))
-    write(row(REASON_NO_PMU, 15))
-    assert metric_reasons.read(path, ["v"]) == [known(REASON_NO_PMU, 10, 20)]
+    write(row(REASON_NO_PMU, 20))  # sent again; behind it comes what waited during an outage
+    write(row(REASON_IDLE, 15))
+    assert metric_reasons.read(path, ["v"]) == [known(REASON_NO_PMU, 10)]
+    write(row(0, 30))
+    write(row(REASON_NO_PMU, 25))
+    assert metric_reasons.read(path, ["v"]) == [known(REASON_NO_PMU, 10, 30)]
 
 
 def test_only_the_vms_asked_for_on_all_hosts(journal):
