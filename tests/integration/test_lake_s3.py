@@ -332,6 +332,21 @@ def test_history_reads_ranges_and_looks_again_if_a_file_was_merged_away(lake, mo
     [found] = history.series(Scope(vms=("scan",)), ["cpi"], steps, limit=1).vms
     assert found.windows.tolist() == [4.0] * 12
     history.close()
+
+    store, gone = lake.objects._open_ranges(), []
+    read = store.open
+
+    def open_once(path, *args, **more):
+        if not gone:
+            gone.append(path)
+            raise FileNotFoundError(path)
+        return read(path, *args, **more)
+
+    monkeypatch.setattr(store, "open", open_once)
+    monkeypatch.setattr(lake.objects, "_open_ranges", lambda: store)
+    [found] = history.series(Scope(vms=("scan",)), ["cpi"], steps, limit=1).vms
+    assert gone and found.windows.tolist() == [4.0] * 12
+    history.close()
     assert not list(lake.objects._copies.rglob("*.parquet"))
 
 
