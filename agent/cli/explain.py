@@ -25,7 +25,7 @@ def explain(
 ) -> None:
     """Explain one VM: what it does or suffers and how much, its numbers, the verdict's arithmetic, the suspects.
 
-    With `--at` as it was then. Evidence and suspects are kept for 15 minutes, of VMs that suffered or inflicted.
+    With `--at` as it was then: evidence and recommendations of VMs that suffered or inflicted.
     """
     moment = None if at is None else moment_at(at, socket, config, vm)
     if moment is not None:

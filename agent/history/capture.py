@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,9 @@ _STEP_NS = 10**9
 _NS_PER_MS = 10**6
 _EXPLAIN_NS = 30 * 10**9  # how often a VM that suffers or inflicts is explained again
 _MOST_EXPLAINED = 4  # in one tick: an explanation takes half a millisecond
-_EXPLAINED = ("victim", "affected", "inflicting")
+_EXPLAINED = ("victim", "inflicting", "affected")  # in this order, where there are too many
+_MOST_EXPLAINED_WINDOWS = 8  # of windows that end together: 4 ms, every 10 s
+_MOST_EVENTS = 4  # of an explanation that is kept with windows
 _REFRESH_TICKS = 20  # how often the words of a verdict that stays are written again
 _NO_METRICS = frozenset[str]()
 _UNKNOWN = (math.nan,) * 3
@@ -144,8 +146,10 @@ class Capture:
         end_mono_ns = state.clock.mono_ns() - (state.clock.unix_ns() - end_ns)
         vms = list(state.pipeline.table)
         judged = self._judged([vm.identity.uuid for vm in vms])
-        suffering = [vm for vm, (verdict, *_) in zip(vms, judged, strict=True) if verdict in _EXPLAINED]
+        verdicts = {vm.identity.uuid: one[0] for vm, one in zip(vms, judged, strict=True)}
+        suffering = [vm for vm in vms if verdicts[vm.identity.uuid] in _EXPLAINED]
         summaries = summary_messages(state, suffering, _NO_METRICS) if suffering else []
+        explanations = self._window_explanations(verdicts)
         decision, status = decision_message(state), _pruned(state.host())
         triggered = bool(state.analysis and state.analysis.triggered)
 
@@ -159,6 +163,7 @@ class Capture:
                 triggered,
                 min(self._windows_ms),
                 max(self._windows_ms),
+                [explanation.SerializeToString() for explanation in explanations],
             )
             return frames.encode(frame)
 
@@ -202,6 +207,19 @@ class Capture:
             if (answer := explanation_message(self._state, uuid)) is not None:
                 del answer.vm.metrics[:]
                 made.append(answer.SerializeToString())
+        return made
+
+    def _window_explanations(self, verdicts: Mapping[str, str]) -> list[host_pb2.VmExplanation]:
+        """Explain VMs that suffer or inflict, victims first. Each frame is read by itself."""
+        active = [uuid for uuid, verdict in verdicts.items() if verdict in _EXPLAINED]
+        active.sort(key=lambda uuid: (_EXPLAINED.index(verdicts[uuid]), uuid))
+        made = []
+        for uuid in active[:_MOST_EXPLAINED_WINDOWS]:
+            if (answer := explanation_message(self._state, uuid)) is not None:
+                answer.ClearField("vm")
+                answer.vm.uuid = uuid
+                del answer.history[:], answer.events[:-_MOST_EVENTS]
+                made.append(answer)
         return made
 
     def _host_decision(self) -> bytes | None:

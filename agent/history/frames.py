@@ -41,6 +41,7 @@ class WindowFrame(msgspec.Struct, array_like=True, frozen=True):
 
     `status`: `HostStatus`; `vms`: `VmSummary` of those that suffer or inflict; `decision`: `HostDecision`, or empty.
     `longest_ms`: the longest window of this host: a VM that is not in the batch counts for so long.
+    `explanations`: `VmExplanation` of some of `vms`, without what `vms` and the batch have.
     """
 
     batch: bytes
@@ -50,6 +51,7 @@ class WindowFrame(msgspec.Struct, array_like=True, frozen=True):
     triggered: bool = False
     window_ms: int = 10_000
     longest_ms: int = 10_000
+    explanations: list[bytes] = []
 
 
 encode = msgspec.msgpack.encode

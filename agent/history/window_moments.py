@@ -21,6 +21,7 @@ from whitepanda.v1 import agent_pb2, host_pb2
 _SOURCE = "history"
 _HOST_TASK = "host:"  # work outside VMs (`agent.sampling.host_cgroups`)
 _WORDS = "kept as windows: why, and the suspects, are kept of VMs that suffer or inflict"
+_NOT_EXPLAINED = "; too many suffered or inflicted then: evidence and recommendations were kept of others"
 _SLOW_DOWN = {"slow_down_ratio": "ratio", "slow_down_low_ratio": "low", "slow_down_high_ratio": "high"}
 _NS_PER_MS = 10**6
 
@@ -105,7 +106,7 @@ class _Windows:
         for uuid, row in sorted(rows.items(), key=lambda item: (item[1].task.name, item[0])):
             answer.vms.append(_summary(row, judged.get(uuid), metrics))
             if explain and explain in (uuid, row.task.name):
-                explanation = explained(_summary(row, judged.get(uuid), None))
+                explanation = self._explained(_summary(row, judged.get(uuid), None), is_active=uuid in judged)
         return host_pb2.Moment(
             unix_ns=unix_ns,
             span_ms=self._span_ms(rows),
@@ -115,6 +116,13 @@ class _Windows:
             status=status,
             explanation=explanation,
         )
+
+    def _explained(self, vm: host_pb2.VmSummary, *, is_active: bool) -> host_pb2.VmExplanation:
+        found = map(host_pb2.VmExplanation.FromString, self.parts.explanations)
+        known = next((one for one in found if one.vm.uuid == vm.uuid), None)
+        if known is None and is_active and self.parts.explanations:
+            vm.decision.reason += _NOT_EXPLAINED
+        return explained(vm, known)
 
 
 def _summary(row: Row, judged: host_pb2.VmSummary | None, metrics: Collection[str] | None) -> host_pb2.VmSummary:

@@ -65,6 +65,8 @@ class TopApp(App[None]):
         Binding("escape", "back", "Back", show=False, key_display="esc"),
         Binding("right", f"wind({_WIND_S})", f"+{_WIND_S} s", key_display="→"),
         Binding("left", f"wind(-{_WIND_S})", f"-{_WIND_S} s", key_display="←"),
+        Binding("full_stop", "step(1)", "Next moment", show=False, key_display="."),
+        Binding("comma", "step(-1)", "Moment before", show=False, key_display=","),
         Binding("right_square_bracket", f"wind({_WIND_FAR_S})", "+1 min", show=False, key_display="]"),
         Binding("left_square_bracket", f"wind(-{_WIND_FAR_S})", "-1 min", show=False, key_display="["),
         Binding("right_curly_bracket", f"wind({_WIND_HOUR_S})", "+1 h", show=False, key_display="}"),
@@ -233,7 +235,7 @@ class TopApp(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer to wind only recordings; a slash is not a key while it is typed into the filter."""
-        if action in ("wind", "speed"):
+        if action in ("wind", "step", "speed"):
             return self._tape is not None
         if action == "filter":
             return not self._field.has_focus
@@ -310,6 +312,11 @@ class TopApp(App[None]):
         """Go forward or back in a recording."""
         if self._tape:
             self._tape.wind(by_s)
+
+    def action_step(self, by: int) -> None:
+        """Go to the next moment of a recording, or to the one before."""
+        if self._tape:
+            self._tape.step(by)
 
     def action_speed(self, step: int) -> None:
         """Play a recording faster or slower."""

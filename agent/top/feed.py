@@ -78,6 +78,9 @@ class Tape(Feed, Protocol):
     def wind(self, by_s: float) -> None:
         """Go forward, or back."""
 
+    def step(self, by: int) -> None:
+        """Pause, and go this many moments forward, or back."""
+
     def seek(self, share: float) -> None:
         """Go to a share of the whole, from 0 to 1."""
 

@@ -28,6 +28,7 @@ KEYS = (
     ("q, Ctrl+C", "quit"),
 )
 PLAYER_KEYS = (
+    (", .", "the moment before, the next one: a tick, or of older times a window; it pauses"),
     ("← →", "back and forward by 10 s"),
     ("[ ]", "back and forward by a minute"),
     ("{ }", "back and forward by an hour; a click on the bar goes to its time"),

@@ -76,6 +76,8 @@ class Player:
         self._playing = playing
         self._speed = 1.0
         self._target_s: float | None = at_s
+        self._steps = 0  # moments to go forward, or back
+        self._places: deque[float] = deque(maxlen=HISTORY)  # where it was since it was wound, this moment last
         self._asked = False
         self._anew = False
         self._wanted: str | None = None
@@ -122,6 +124,12 @@ class Player:
             self._target_s = min(max(0.0, at_s + by_s), self._end_s)
             self._condition.notify()
 
+    def step(self, by: int) -> None:
+        """Pause, and go this many moments forward, or back; keys that follow each other add up."""
+        with self._condition:
+            self._steps, self._playing = self._steps + by, False
+            self._condition.notify()
+
     def seek(self, share: float) -> None:
         """Go to a share of the whole; without a known length nowhere."""
         with self._condition:
@@ -152,15 +160,10 @@ class Player:
                     self._condition.wait_for(self._has_work, wait_s)
                     if self._stopping:
                         return
-                    target_s = self._target_s
+                    target_s = self._target()
                     asked, self._asked = self._asked, False
                 try:
-                    if target_s is not None:
-                        self._wind_to(target_s, tell)
-                    elif asked:
-                        self._tell((), tell)
-                    else:
-                        self._play(tell)
+                    self._go(target_s, tell, asked=asked)
                 except UnavailableError as error:
                     if not self._host.grows:
                         raise
@@ -176,8 +179,46 @@ class Player:
         finally:
             self._host.close()
 
+    def _target(self) -> float | None:
+        """Return where to go, None: nowhere. Back by moments is to one of those that were shown."""
+        if self._steps < 0 and self._target_s is None and self._places:
+            self._target_s = self._places[max(0, len(self._places) - 1 + self._steps)]
+            self._steps = 0
+        return self._target_s
+
+    def _go(self, target_s: float | None, tell: Tell, *, asked: bool) -> None:
+        if target_s is not None:
+            self._wind_to(target_s, tell)
+        elif self._steps:
+            self._step(tell)
+        elif asked:
+            self._tell((), tell)
+        else:
+            self._play(tell)
+
     def _has_work(self) -> bool:
-        return self._stopping or self._asked or self._target_s is not None
+        return self._stopping or self._asked or self._steps != 0 or self._target_s is not None
+
+    def _advance(self) -> bool:
+        """Go to the next moment; at the end it is paused."""
+        if self._host.advance():
+            self._ended = False
+            self._places.append(self._host.at_s)
+            return True
+        self._ended, self._playing = True, False
+        return False
+
+    def _step(self, tell: Tell) -> None:
+        """Go forward by the moments that were asked for."""
+        with self._condition:
+            steps, self._steps = self._steps, 0
+        frames: deque[Frame] = deque(maxlen=HISTORY)
+        for _ in range(steps):
+            if self._stopping or not self._advance():
+                break
+            frames.append(self._host.frame())
+        self._anchor_here()
+        self._tell(tuple(frames), tell)
 
     def _play(self, tell: Tell) -> None:
         """Read the ticks that are due by now."""
@@ -185,10 +226,8 @@ class Player:
         until = time.monotonic() + _PROGRESS_S
         while self._due_s() >= 0 and not self._has_work() and time.monotonic() < until:
             at_s, tick_s = self._host.at_s, self._host.tick_s
-            if not self._host.advance():
-                self._ended, self._playing = True, False
+            if not self._advance():
                 break
-            self._ended = False
             frames.append(self._host.frame())
             if self._host.at_s - at_s > tick_s + _GAP_S:
                 self._anchor_here()  # nobody waits for what was not measured
@@ -208,14 +247,14 @@ class Player:
         target_s, is_anew = host.seek(asked_s)
         if is_anew:
             self._ended, self._anew = False, True
+            self._places.clear()
         frames: deque[Frame] = deque(maxlen=HISTORY)
         shown_s = time.monotonic()
         since_s = target_s - host.history_s
         while not host.begun or host.at_s < target_s:
             if self._stopping or self._target_s != asked_s:
                 return  # another key has come
-            if not host.advance():
-                self._ended, self._playing = True, False
+            if not self._advance():
                 break
             if host.at_s >= since_s:
                 frames.append(host.frame())

@@ -138,6 +138,9 @@ class FakeTape(FakeFeed):
     def wind(self, by_s):
         pass
 
+    def step(self, by):
+        pass
+
     def seek(self, share):
         pass
 

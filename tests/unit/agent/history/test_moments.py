@@ -19,6 +19,7 @@ from agent.config import AgentConfig, AgentSection, CloudWhiteSection, HistorySe
 from agent.daemon import Daemon
 from agent.detection.cloud_white import CloudWhite
 from agent.history import frames
+from agent.history.capture import Capture
 from agent.history.reader import History
 from agent.history.replay import ticks_of
 from agent.history.segments import segments
@@ -316,6 +317,25 @@ class Suffering(ToldDetector):
         self.says = {"u-web-1": ("victim", "ipc 0.5 is below 0.9", ("u-db-1",)), "u-db-1": INFLICTS}
 
 
+async def test_of_many_vms_that_suffer_windows_explain_some_victims_first(config, monkeypatch):
+    asked_for = []
+
+    def explanation(_state, uuid):
+        asked_for.append(uuid)
+        events = [agent_pb2.VmEvent(vm=uuid, unix_ns=at) for at in range(100)]
+        vm = host_pb2.VmSummary(uuid=uuid, name=uuid, metrics=[host_pb2.Metric(name="cpi")])
+        return host_pb2.VmExplanation(vm=vm, events=events, history=[host_pb2.CpiPoint()] * 60)
+
+    monkeypatch.setattr("agent.history.capture.explanation_message", explanation)
+    verdicts = {"quiet": "steady", "hurt": "affected"} | {f"loud{at}": "inflicting" for at in range(7)}
+    verdicts |= {"victim2": "victim", "victim1": "victim"}
+    daemon = Daemon(config, plans=[SourcePlan("simulated", "required", FakeSource("simulated", Host().take))])
+    made = Capture(daemon.state, None, 1000, [10_000])._window_explanations(verdicts)
+    assert [one.vm.uuid for one in made] == ["victim1", "victim2", *[f"loud{at}" for at in range(6)]] == asked_for
+    assert [event.unix_ns for event in made[0].events] == [96, 97, 98, 99]
+    assert (made[0].vm, list(made[0].history)) == (host_pb2.VmSummary(uuid="victim1"), [])
+
+
 async def test_who_suffers_and_from_whom_is_there_later_by_ticks_and_by_windows(config, monkeypatch):
     monkeypatch.setattr(CloudWhite.__init__, "__defaults__", (Suffering,))
     watched = msgspec.structs.replace(config, cloud_white=CloudWhiteSection(), jobs=(JobRule(".", "web", alert=True),))
@@ -332,11 +352,14 @@ async def test_who_suffers_and_from_whom_is_there_later_by_ticks_and_by_windows(
         assert [one.name for one in web.decision.suspects] == ["db-1"]
         assert (moment.vms.decision.victims, moment.vms.decision.suspect.name) == (1, "db-1")
         assert web.decision.since_ns > 0
+        explained = moment.explanation
+        assert [(one.signal, one.value) for one in explained.evidence] == [("ipc", 0.5)]
+        assert [one.name for one in explained.suspects] == [one.name for one in live["web"].suspects]
+        assert [one.action for one in explained.recommendations] == [one.action for one in live["web"].recommendations]
+        assert explained.recommendations
+        assert explained.detector == "noise_scaled"
+        assert {metric.name for metric in explained.vm.metrics} >= {"cpi", "gips"}
         if not is_window:
-            explained = moment.explanation
-            assert [(one.signal, one.value) for one in explained.evidence] == [("ipc", 0.5)]
-            assert [one.name for one in explained.suspects] == [one.name for one in live["web"].suspects]
-            assert explained.detector == "noise_scaled"
             first = asked(config, min(said) + 2 * 10**9, explain="web-1").moments[-1].explanation
             assert web.decision.since_ns >= first.vm.decision.since_ns
         for one in segments(folder(config) / "ticks"):

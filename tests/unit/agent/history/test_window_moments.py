@@ -29,15 +29,16 @@ def batch(*windows):
     return encode(windows, spool_id="history", sequence=1)
 
 
-def moments(folder, *groups, longest_s=10, judged=()):
+def moments(folder, *groups, longest_s=10, judged=(), explanations=(), explain=""):
     writer = SegmentWriter(folder, 3600 * S)
     status = host_pb2.HostStatus(host="node1").SerializeToString()
     for end_s, windows in groups:
         data = batch(*windows).SerializeToString()
         vms = [vm.SerializeToString() for vm in judged]
-        frame = frames.WindowFrame(data, status, vms, longest_ms=longest_s * 1000)
+        kept = [one.SerializeToString() for one in explanations]
+        frame = frames.WindowFrame(data, status, vms, longest_ms=longest_s * 1000, explanations=kept)
         writer.append(T0 + end_s * S, end_s * S, frames.encode(frame))
-    return [pending.make(None, "") for one in segments(folder) for pending in windows_of(one)]
+    return [pending.make(None, explain) for one in segments(folder) for pending in windows_of(one)]
 
 
 def metrics_of(summary):
@@ -110,6 +111,35 @@ def test_the_verdict_and_the_slow_down_are_those_of_the_window(tmp_path):
     value, reason = metrics_of(steady)["ipc"]
     assert (math.isnan(value), reason) == (True, int(Reason.NOT_IN_TRACE))
     assert "ipc" not in BY_NAME
+
+
+def test_what_was_kept_of_a_vm_explains_it(tmp_path):
+    judged = [host_pb2.VmSummary(uuid=vm, name=f"name-{vm}") for vm in ("u1", "u2")]
+    for one in judged:
+        one.decision.verdict = agent_pb2.BEHAVIOUR_VICTIM
+        one.decision.reason = "IPC 0.4 instead of 1.0"
+    known = host_pb2.VmExplanation(vm=host_pb2.VmSummary(uuid="u1"), detector="paper", mn_cpi=2.5)
+    known.evidence.add(signal="ipc", value=0.4)
+    known.recommendations.add(vm="u2")
+    known.signals.add(name="ipc", value=0.4)
+    windows = [window(vm, 0, gips=2.0) for vm in ("u1", "u2", "u3")]
+    found = []
+    for vm in ("u1", "name-u2", "u3"):
+        (one,) = moments(tmp_path / vm, (10, windows), judged=judged, explanations=[known], explain=vm)
+        found.append(one.explanation)
+    victim, other, quiet = found
+    assert (victim.vm.name, victim.vm.decision.reason) == ("name-u1", "IPC 0.4 instead of 1.0")
+    assert metrics_of(victim.vm)["gips"] == (2.0, 0)
+    assert (victim.detector, victim.mn_cpi, victim.evidence, victim.recommendations, victim.signals) == (
+        "paper",
+        2.5,
+        known.evidence,
+        known.recommendations,
+        known.signals,
+    )
+    assert (list(other.evidence), math.isnan(other.mn_cpi)) == ([], True)
+    assert "too many suffered or inflicted then" in other.vm.decision.reason
+    assert quiet.vm.decision.reason.startswith("kept as windows")
 
 
 def test_a_frame_that_makes_no_sense_is_damage(tmp_path):

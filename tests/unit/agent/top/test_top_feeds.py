@@ -203,6 +203,15 @@ def test_a_recording_that_is_cut_off_ends_there(tmp_path):
     host.close()
 
 
+def test_steps_of_a_recording():
+    player = Player(RecordedHost(RECORDING), 3.0, playing=False)
+    with Updates(player) as reported:
+        reported.until(lambda news: news.position and news.position.at_s == 3.0)
+        for by, at_s in ((1, 4.0), (-1, 3.0), (-2, 1.0), (3, 4.0)):
+            player.step(by)
+            reported.until(lambda news, at_s=at_s: news.position.at_s == at_s)
+
+
 def test_a_recording_that_vanishes_is_reported_when_it_is_wound_back(tmp_path):
     file = tmp_path / "gone.jsonl"
     shutil.copy(RECORDING, file)

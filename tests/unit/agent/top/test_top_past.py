@@ -101,6 +101,41 @@ def test_it_stands_at_the_moment_and_keys_step():
         assert len(told.at(0.0).frames) == 1
 
 
+def test_keys_step_moment_by_moment_and_pause():
+    with Updates(Player(PastHost(History()), 1800.0)) as told:
+        told.at(1800.0)
+        told.player.step(-1)
+        assert not told.at(1790.0).position.playing
+        told.player.step(1)
+        assert len(told.at(1800.0).frames) == 1
+        told.player.step(-2)
+        told.at(1780.0)
+        told.player.wind(7202 - 1780)
+        told.at(7202.0)
+        for second in (7201.0, 7200.0, 3590.0, 3580.0):  # ticks, the gap, windows
+            told.player.step(-1)
+            told.at(second)
+        for second in (3590.0, 7200.0, 7201.0):
+            told.player.step(1)
+            assert told.at(second).position.playing is False
+
+
+def test_steps_end_at_both_ends():
+    with Updates(Player(PastHost(History()), 10.0, playing=False)) as told:
+        told.at(10.0)
+        told.player.step(-5)
+        told.at(0.0)
+        told.player.step(-1)
+        told.player.step(2)
+        told.until(lambda news: news.position.at_s in (10.0, 20.0))
+        told.player.seek(1.0)
+        told.at(7799.0)
+        told.player.step(1)
+        assert told.until(lambda news: news.position.ended).position.at_s == 7799.0
+        told.player.step(-1)
+        assert not told.at(7798.0).position.ended
+
+
 def test_keys_step_over_a_gap_and_it_is_told():
     with Updates(Player(PastHost(History()), 3590.0, playing=False)) as told:
         told.at(3590.0)
@@ -164,6 +199,16 @@ def test_the_bar_shows_the_place():
     assert drawn(0.0, 10).plain == "●─────────"
     assert drawn(0.5, 11).plain == "━━━━━●─────"
     assert drawn(1.0, 10).plain == "━━━━━━━━━●"
+
+
+async def test_comma_and_full_stop_step():
+    player = Player(PastHost(History()), 7300.0, playing=False)
+    async with Shown(player, size=(100, 30)) as top:
+        await top.until(lambda: top.app._position and top.app._position.at_s == 7300.0)
+        await top.pilot.press("comma")
+        await top.until(lambda: top.app._position.at_s == 7299.0)
+        await top.pilot.press("full_stop")
+        await top.until(lambda: top.app._position.at_s == 7300.0)
 
 
 async def test_the_bar_seeks_and_the_line_has_the_date():
