@@ -195,7 +195,10 @@ class Daemon:
 
     def _watch_clock(self, mono_ns: int) -> None:
         """Count steps of the wall clock, and log them at most once a minute."""
-        step_ns = self.state.counters.clock.observe(mono_ns, self._clock.unix_ns())
+        unix_ns = self._clock.unix_ns()
+        step_ns = self.state.counters.clock.observe(mono_ns, unix_ns)
+        if step_ns is not None:
+            self._facts.clock_was_set(mono_ns, unix_ns, step_ns)
         if step_ns is not None and mono_ns >= self._clock_quiet_until_ns:
             self._clock_quiet_until_ns = mono_ns + _CLOCK_QUIET_NS
             _log.warning("the wall clock stepped; windows near it may be short", seconds=round(step_ns / 1e9, 3))

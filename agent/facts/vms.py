@@ -28,12 +28,13 @@ class VmKey(NamedTuple):
     cpu_quota_cores: float | None
     memory_bytes: int | None
     numa_nodes: tuple[int, ...]
+    limits: tuple[str, ...]
 
 
-def key_of(vm: Vm, last: VmKey | None = None) -> VmKey:
+def key_of(vm: Vm, last: VmKey | None = None, limits: tuple[str, ...] = ()) -> VmKey:
     """Return a VM's facts. Its users choose texts: they are made fit to be shown.
 
-    What is not read just now is as in its `last` facts.
+    `limits`: those of `whitepanda act`. What is not read just now is as in its `last` facts.
     """
     identity, facts = vm.identity, vm.identity.facts
     cgroup = vm.now.cgroup
@@ -57,6 +58,7 @@ def key_of(vm: Vm, last: VmKey | None = None) -> VmKey:
         quota,
         identity.memory_bytes,
         nodes,
+        limits,
     )
 
 
@@ -67,7 +69,7 @@ def message_from(key: VmKey, unix_ns: int, *, gone: bool = False) -> agent_pb2.V
 
 def only_named(uuid: str) -> VmKey:
     """Return the key of a VM of which nothing else is known."""
-    return VmKey(uuid, "", "", "", "", "", "", "", "", None, None, None, ())
+    return VmKey(uuid, "", "", "", "", "", "", "", "", None, None, None, (), ())
 
 
 def _nodes(vm: Vm) -> tuple[int, ...] | None:

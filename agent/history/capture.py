@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,12 @@ _KEY_NS = 60 * 10**9  # how often a tick is written whole
 _STEP_NS = 10**9
 _NS_PER_MS = 10**6
 _EXPLAIN_NS = 30 * 10**9  # how often a VM that suffers or inflicts is explained again
-_MOST_EXPLAINED = 4  # in one tick: an explanation takes half a millisecond
-_EXPLAINED = ("victim", "inflicting", "affected")  # in this order, where there are too many
-_MOST_EXPLAINED_WINDOWS = 8  # of windows that end together: 4 ms, every 10 s
+_EXPLAIN_WINDOWS_NS = 60 * 10**9  # the same where windows are kept: a kilobyte each
+_MOST_EXPLAINED = 4  # in one frame: an explanation takes half a millisecond
+_EXPLAINED = ("victim", "inflicting", "affected")  # the first first
 _MOST_EVENTS = 4  # of an explanation that is kept with windows
 _REFRESH_TICKS = 20  # how often the words of a verdict that stays are written again
+_NEW = (0, "")
 _NO_METRICS = frozenset[str]()
 _UNKNOWN = (math.nan,) * 3
 _Judged = tuple[str, tuple[str, ...], Degradation | None]
@@ -98,7 +99,8 @@ class Capture:
         self._windows_ns = state.clock.unix_ns()  # the end of the last windows
         self._uuids: list[str] = []
         self._known: dict[str, tuple[Any, ...]] = {}
-        self._explained: dict[str, tuple[int, str]] = {}
+        self._explained: dict[str, tuple[int, str]] = {}  # when each is due again, and its verdict
+        self._windows_explained: dict[str, tuple[int, str]] = {}
         self._verdicts: list[str] = []
         self._sequence = 0
 
@@ -123,7 +125,7 @@ class Capture:
             uuids if uuids != self._uuids or is_key else None,
             [summary.SerializeToString() for summary in self._changed(vms, judged)],
             self._host_decision() if decides else None,
-            self._explanations(uuids, verdicts, mono_ns),
+            self._tick_explanations(dict(zip(uuids, verdicts, strict=True)), mono_ns),
             _pruned(state.host()).SerializeToString() if is_key else None,
             bool(state.analysis and state.analysis.triggered),
             state.cloud_white.detector if state.cloud_white else "",
@@ -149,7 +151,7 @@ class Capture:
         verdicts = {vm.identity.uuid: one[0] for vm, one in zip(vms, judged, strict=True)}
         suffering = [vm for vm in vms if verdicts[vm.identity.uuid] in _EXPLAINED]
         summaries = summary_messages(state, suffering, _NO_METRICS) if suffering else []
-        explanations = self._window_explanations(verdicts)
+        explanations = self._window_explanations(verdicts, end_mono_ns)
         decision, status = decision_message(state), _pruned(state.host())
         triggered = bool(state.analysis and state.analysis.triggered)
 
@@ -194,33 +196,37 @@ class Capture:
         summaries = summary_messages(self._state, new) if new else []
         return summaries + (summary_messages(self._state, changed, _NO_METRICS) if changed else [])
 
-    def _explanations(self, uuids: Sequence[str], verdicts: Sequence[str], mono_ns: int) -> list[bytes]:
-        """Explain VMs that suffer or inflict: when their verdict changes, and from time to time."""
-        made: list[bytes] = []
-        for uuid, verdict in zip(uuids, verdicts, strict=True):
-            if verdict not in _EXPLAINED:
-                continue
-            due_ns, before = self._explained.get(uuid, (0, ""))
-            if (before == verdict and mono_ns < due_ns) or len(made) >= _MOST_EXPLAINED:
-                continue
-            self._explained[uuid] = (mono_ns + _EXPLAIN_NS, verdict)
-            if (answer := explanation_message(self._state, uuid)) is not None:
-                del answer.vm.metrics[:]
-                made.append(answer.SerializeToString())
+    def _tick_explanations(self, verdicts: Mapping[str, str], mono_ns: int) -> list[bytes]:
+        made = []
+        for answer in self._explain(verdicts, self._explained, mono_ns, _EXPLAIN_NS):
+            del answer.vm.metrics[:]
+            made.append(answer.SerializeToString())
         return made
 
-    def _window_explanations(self, verdicts: Mapping[str, str]) -> list[host_pb2.VmExplanation]:
-        """Explain VMs that suffer or inflict, victims first. Each frame is read by itself."""
-        active = [uuid for uuid, verdict in verdicts.items() if verdict in _EXPLAINED]
-        active.sort(key=lambda uuid: (_EXPLAINED.index(verdicts[uuid]), uuid))
+    def _window_explanations(self, verdicts: Mapping[str, str], mono_ns: int) -> list[host_pb2.VmExplanation]:
         made = []
-        for uuid in active[:_MOST_EXPLAINED_WINDOWS]:
-            if (answer := explanation_message(self._state, uuid)) is not None:
-                answer.ClearField("vm")
-                answer.vm.uuid = uuid
-                del answer.history[:], answer.events[:-_MOST_EVENTS]
-                made.append(answer)
+        for answer in self._explain(verdicts, self._windows_explained, mono_ns, _EXPLAIN_WINDOWS_NS):
+            uuid, verdict = answer.vm.uuid, answer.vm.decision.verdict
+            answer.ClearField("vm")
+            answer.vm.uuid, answer.vm.decision.verdict = uuid, verdict
+            del answer.history[:], answer.events[:-_MOST_EVENTS]
+            made.append(answer)
         return made
+
+    def _explain(
+        self, verdicts: Mapping[str, str], known: dict[str, tuple[int, str]], mono_ns: int, every_ns: int
+    ) -> Iterator[host_pb2.VmExplanation]:
+        """Explain VMs that suffer or inflict: when their verdict changes, and from time to time."""
+        for uuid in [uuid for uuid, (_, verdict) in known.items() if verdicts.get(uuid) != verdict]:
+            del known[uuid]
+        due = [(known.get(uuid, _NEW)[0], uuid) for uuid, verdict in verdicts.items() if verdict in _EXPLAINED]
+        due.sort(key=lambda one: (one[0], _EXPLAINED.index(verdicts[one[1]])))
+        for due_ns, uuid in due[:_MOST_EXPLAINED]:
+            if due_ns > mono_ns:
+                break
+            known[uuid] = (mono_ns + every_ns, verdicts[uuid])
+            if (answer := explanation_message(self._state, uuid)) is not None:
+                yield answer
 
     def _host_decision(self) -> bytes | None:
         found = decision_message(self._state)

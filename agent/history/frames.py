@@ -41,7 +41,8 @@ class WindowFrame(msgspec.Struct, array_like=True, frozen=True):
 
     `status`: `HostStatus`; `vms`: `VmSummary` of those that suffer or inflict; `decision`: `HostDecision`, or empty.
     `longest_ms`: the longest window of this host: a VM that is not in the batch counts for so long.
-    `explanations`: `VmExplanation` of some of `vms`, without what `vms` and the batch have.
+    `explanations`: `VmExplanation` of VMs that suffer or inflict, of each at least every two minutes, with no more of
+    the VM than UUID and verdict.
     """
 
     batch: bytes

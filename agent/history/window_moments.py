@@ -21,7 +21,8 @@ from whitepanda.v1 import agent_pb2, host_pb2
 _SOURCE = "history"
 _HOST_TASK = "host:"  # work outside VMs (`agent.sampling.host_cgroups`)
 _WORDS = "kept as windows: why, and the suspects, are kept of VMs that suffer or inflict"
-_NOT_EXPLAINED = "; too many suffered or inflicted then: evidence and recommendations were kept of others"
+_NOT_EXPLAINED = "; its evidence and recommendations were not kept"
+_EXPLAINED_NS = 120 * 10**9  # for so long an explanation counts, if the verdict stays (`agent.history.capture`)
 _SLOW_DOWN = {"slow_down_ratio": "ratio", "slow_down_low_ratio": "low", "slow_down_high_ratio": "high"}
 _NS_PER_MS = 10**6
 
@@ -74,6 +75,7 @@ class _Windows:
     frame: Frame
     parts: frames.WindowFrame
     batches: tuple[bytes, ...]  # those that end within the longest window before, and its own, the oldest first
+    explanations: tuple[bytes, ...]  # those that count, the newest first
 
     def _rows(self) -> dict[str, Row]:
         """Return each VM's last window by UUID. DamagedError: a batch is not one."""
@@ -106,7 +108,7 @@ class _Windows:
         for uuid, row in sorted(rows.items(), key=lambda item: (item[1].task.name, item[0])):
             answer.vms.append(_summary(row, judged.get(uuid), metrics))
             if explain and explain in (uuid, row.task.name):
-                explanation = self._explained(_summary(row, judged.get(uuid), None), is_active=uuid in judged)
+                explanation = self._explained(_summary(row, judged.get(uuid), None), judged.get(uuid))
         return host_pb2.Moment(
             unix_ns=unix_ns,
             span_ms=self._span_ms(rows),
@@ -117,11 +119,14 @@ class _Windows:
             explanation=explanation,
         )
 
-    def _explained(self, vm: host_pb2.VmSummary, *, is_active: bool) -> host_pb2.VmExplanation:
-        found = map(host_pb2.VmExplanation.FromString, self.parts.explanations)
+    def _explained(self, vm: host_pb2.VmSummary, judged: host_pb2.VmSummary | None) -> host_pb2.VmExplanation:
+        if judged is None:
+            return explained(vm)
+        found = map(host_pb2.VmExplanation.FromString, self.explanations)
         known = next((one for one in found if one.vm.uuid == vm.uuid), None)
-        if known is None and is_active and self.parts.explanations:
+        if known is None or known.vm.decision.verdict != judged.decision.verdict:
             vm.decision.reason += _NOT_EXPLAINED
+            known = None
         return explained(vm, known)
 
 
@@ -168,28 +173,31 @@ def windows_of(segment: Segment, before: Sequence[Segment] = ()) -> Iterator[Pen
 
     DamagedError: what follows cannot be read. OSError: nor can the file.
     """
-    recent: deque[tuple[int, bytes]] = deque()
+    recent: deque[tuple[int, frames.WindowFrame]] = deque()
     for frame in read(segment):
         parts = _parts(segment, frame)
         oldest_ns = frame.unix_ns - parts.longest_ms * _NS_PER_MS
-        if frame.is_first and parts.longest_ms > parts.window_ms:
+        needed_ns = min(oldest_ns, frame.unix_ns - _EXPLAINED_NS)
+        if frame.is_first and (parts.longest_ms > parts.window_ms or parts.vms):
             for earlier in reversed(before):
-                recent.extendleft(reversed(_last_batches(earlier, oldest_ns, frame.unix_ns)))
-                if earlier.first_unix_ns <= oldest_ns:
+                recent.extendleft(reversed(_last_frames(earlier, needed_ns, frame.unix_ns)))
+                if earlier.first_unix_ns <= needed_ns:
                     break
-        while recent and recent[0][0] <= oldest_ns:
+        while recent and recent[0][0] <= needed_ns:
             recent.popleft()
-        recent.append((frame.unix_ns, parts.batch))
-        yield Pending(frame.unix_ns, _Windows(frame, parts, tuple(batch for _, batch in recent)).make)
+        recent.append((frame.unix_ns, parts))
+        batches = tuple(one.batch for unix_ns, one in recent if unix_ns > oldest_ns)
+        explanations = tuple(data for _, one in reversed(recent) for data in one.explanations)
+        yield Pending(frame.unix_ns, _Windows(frame, parts, batches, explanations).make)
 
 
-def _last_batches(segment: Segment, after_ns: int, until_ns: int) -> list[tuple[int, bytes]]:
-    """Return the batches of (after_ns, until_ns) with their times; those that can be read."""
+def _last_frames(segment: Segment, after_ns: int, until_ns: int) -> list[tuple[int, frames.WindowFrame]]:
+    """Return the frames of (after_ns, until_ns) with their times; those that can be read."""
     found = []
     with contextlib.suppress(DamagedError, OSError):
         for frame in read(segment):
             if after_ns < frame.unix_ns < until_ns:
-                found.append((frame.unix_ns, _parts(segment, frame).batch))  # noqa: PERF401 - kept up to the damage
+                found.append((frame.unix_ns, _parts(segment, frame)))  # noqa: PERF401 - kept up to the damage
     return found
 
 

@@ -24,6 +24,7 @@ class VmRecord:
     cpu_quota_cores: float | None
     memory_bytes: int | None
     numa_nodes: tuple[int, ...]
+    limits: tuple[str, ...]  # that `whitepanda act` had in force
     from_unix_ns: int
     until_unix_ns: int
     is_received_time: bool = False  # the host's clock was off: it began when central heard of it
@@ -63,7 +64,7 @@ def vm_record(host: str, payload: bytes, from_unix_ns: int, until_unix_ns: int) 
     facts = agent_pb2.VmFacts.FromString(payload)
     texts = {name: getattr(facts, name) for name in VmRecord.__annotations__ if hasattr(facts, name)}
     texts |= _known(facts, "vcpus", "cpu_quota_cores", "memory_bytes")
-    texts["numa_nodes"] = tuple(facts.numa_nodes)
+    texts |= {"numa_nodes": tuple(facts.numa_nodes), "limits": tuple(facts.limits)}
     return VmRecord(host=host, from_unix_ns=from_unix_ns, until_unix_ns=until_unix_ns, **texts)
 
 

@@ -59,7 +59,7 @@ class FactStore:
         return self._database.read(lambda connection: tables.history(connection, vm))
 
     def changes(self, host: str, since_unix_ns: int, until_unix_ns: int, *, limit: int) -> list[IncidentChange]:
-        """Return the last `limit` changes of a host's VMs in a time, the oldest first."""
+        """Return the last `limit` changes of a host and its VMs in a time, the oldest first."""
         return self._database.read(
             lambda connection: changes(connection, host, since_unix_ns, until_unix_ns, limit=limit)
         )

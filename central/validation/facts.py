@@ -14,6 +14,8 @@ FACT_REASONS = ("too_many_facts", "bad_facts", "bad_facts_time")
 _MAX_VMS = 5000  # of one batch
 _MAX_BYTES = 64 << 10
 _MAX_NODES = 1024
+_MAX_LIMITS = 16
+_MAX_STEP_S = 1e11  # of a clock: some thousand years
 _MAX_LIST = 1024  # caches, cards, disks
 _MAX_LABELS = 16
 _MAX_CORES = 1e6
@@ -65,7 +67,8 @@ def _is_good_vm(facts: agent_pb2.VmFacts) -> bool:
     texts = (facts.epoch, facts.name, facts.job, facts.project, facts.flavor, facts.image, facts.owner, facts.manager)
     return (
         is_name(facts.vm)
-        and _are_names(texts)
+        and _are_names((*texts, *facts.limits))
+        and len(facts.limits) <= _MAX_LIMITS
         and len(facts.numa_nodes) <= _MAX_NODES
         and facts.ByteSize() <= _MAX_BYTES
         and (not facts.HasField("cpu_quota_cores") or 0 < facts.cpu_quota_cores <= _MAX_CORES)
@@ -84,10 +87,14 @@ def _is_good_host(facts: agent_pb2.HostFacts) -> bool:
         facts.memory_bytes,
         *(cache.size_bytes for cache in facts.caches),
         *(disk.size_bytes for disk in facts.disks),
+        facts.clock_set_unix_ns,
     ]
     sizes += [one.bits_per_s for one in facts.network_cards]
     labels = (text for pair in facts.labels.items() for text in pair)
-    return _are_names((*names, facts.manager, *labels)) and max(sizes) <= MAX_INT64 and facts.cpus <= _MAX_CORES
+    are_numbers_good = (
+        max(sizes) <= MAX_INT64 and facts.cpus <= _MAX_CORES and abs(facts.clock_step_s) <= _MAX_STEP_S
+    )  # NaN is not
+    return _are_names((*names, facts.manager, *labels)) and are_numbers_good
 
 
 def _are_names(texts: Iterable[str]) -> bool:

@@ -183,7 +183,8 @@ def _vm_facts(facts: agent_pb2.VmFacts) -> list[tuple[str, str]]:
     vcpus, quota, memory = _size(facts)
     nodes = ", ".join(map(str, facts.numa_nodes))
     texts = [(name, getattr(facts, name)) for name in ("job", "project", "owner", "flavor", "image", "manager")]
-    sizes = [("vCPUs", vcpus), ("CPU quota", quota), ("memory", memory), ("NUMA nodes", nodes)]
+    limits = "; ".join(facts.limits)
+    sizes = [("vCPUs", vcpus), ("CPU quota", quota), ("memory", memory), ("NUMA nodes", nodes), ("limited", limits)]
     return [("UUID", facts.vm), *texts, *sizes]
 
 

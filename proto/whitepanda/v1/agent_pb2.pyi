@@ -196,7 +196,7 @@ class CpiBatch(_message.Message):
     def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[VmEvent, _Mapping]]] = ..., triggers: _Optional[_Iterable[_Union[Trigger, _Mapping]]] = ..., metrics: _Optional[_Union[MetricColumns, _Mapping]] = ..., reasons: _Optional[_Iterable[_Union[MetricReason, _Mapping]]] = ..., vm_facts: _Optional[_Iterable[_Union[VmFacts, _Mapping]]] = ..., host_facts: _Optional[_Union[HostFacts, _Mapping]] = ...) -> None: ...
 
 class VmFacts(_message.Message):
-    __slots__ = ("unix_ns", "vm", "epoch", "name", "job", "project", "flavor", "image", "owner", "manager", "vcpus", "cpu_quota_cores", "memory_bytes", "numa_nodes", "gone", "is_received_time")
+    __slots__ = ("unix_ns", "vm", "epoch", "name", "job", "project", "flavor", "image", "owner", "manager", "vcpus", "cpu_quota_cores", "memory_bytes", "numa_nodes", "gone", "is_received_time", "limits")
     UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     VM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +213,7 @@ class VmFacts(_message.Message):
     NUMA_NODES_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     IS_RECEIVED_TIME_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     unix_ns: int
     vm: str
     epoch: str
@@ -229,10 +230,11 @@ class VmFacts(_message.Message):
     numa_nodes: _containers.RepeatedScalarFieldContainer[int]
     gone: bool
     is_received_time: bool
-    def __init__(self, unix_ns: _Optional[int] = ..., vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., project: _Optional[str] = ..., flavor: _Optional[str] = ..., image: _Optional[str] = ..., owner: _Optional[str] = ..., manager: _Optional[str] = ..., vcpus: _Optional[int] = ..., cpu_quota_cores: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., numa_nodes: _Optional[_Iterable[int]] = ..., gone: _Optional[bool] = ..., is_received_time: _Optional[bool] = ...) -> None: ...
+    limits: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unix_ns: _Optional[int] = ..., vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., project: _Optional[str] = ..., flavor: _Optional[str] = ..., image: _Optional[str] = ..., owner: _Optional[str] = ..., manager: _Optional[str] = ..., vcpus: _Optional[int] = ..., cpu_quota_cores: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., numa_nodes: _Optional[_Iterable[int]] = ..., gone: _Optional[bool] = ..., is_received_time: _Optional[bool] = ..., limits: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HostFacts(_message.Message):
-    __slots__ = ("unix_ns", "cpus", "memory_bytes", "caches", "network_cards", "disks", "manager", "labels", "is_received_time")
+    __slots__ = ("unix_ns", "cpus", "memory_bytes", "caches", "network_cards", "disks", "manager", "labels", "is_received_time", "clock_set_unix_ns", "clock_step_s")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +251,8 @@ class HostFacts(_message.Message):
     MANAGER_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     IS_RECEIVED_TIME_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_SET_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_STEP_S_FIELD_NUMBER: _ClassVar[int]
     unix_ns: int
     cpus: int
     memory_bytes: int
@@ -258,7 +262,9 @@ class HostFacts(_message.Message):
     manager: str
     labels: _containers.ScalarMap[str, str]
     is_received_time: bool
-    def __init__(self, unix_ns: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., caches: _Optional[_Iterable[_Union[CacheDomain, _Mapping]]] = ..., network_cards: _Optional[_Iterable[_Union[NetworkCard, _Mapping]]] = ..., disks: _Optional[_Iterable[_Union[DiskFacts, _Mapping]]] = ..., manager: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., is_received_time: _Optional[bool] = ...) -> None: ...
+    clock_set_unix_ns: int
+    clock_step_s: float
+    def __init__(self, unix_ns: _Optional[int] = ..., cpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., caches: _Optional[_Iterable[_Union[CacheDomain, _Mapping]]] = ..., network_cards: _Optional[_Iterable[_Union[NetworkCard, _Mapping]]] = ..., disks: _Optional[_Iterable[_Union[DiskFacts, _Mapping]]] = ..., manager: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., is_received_time: _Optional[bool] = ..., clock_set_unix_ns: _Optional[int] = ..., clock_step_s: _Optional[float] = ...) -> None: ...
 
 class CacheDomain(_message.Message):
     __slots__ = ("first_cpu", "cpus", "size_bytes")

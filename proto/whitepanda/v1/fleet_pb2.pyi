@@ -30,6 +30,9 @@ class ChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHANGE_KIND_NOTED: _ClassVar[ChangeKind]
     CHANGE_KIND_SILENCED: _ClassVar[ChangeKind]
     CHANGE_KIND_SILENCE_ENDED: _ClassVar[ChangeKind]
+    CHANGE_KIND_REMEDY_BEGUN: _ClassVar[ChangeKind]
+    CHANGE_KIND_REMEDY_ENDED: _ClassVar[ChangeKind]
+    CHANGE_KIND_CLOCK_SET: _ClassVar[ChangeKind]
 
 class FleetVmOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -67,6 +70,9 @@ CHANGE_KIND_ACKNOWLEDGED: ChangeKind
 CHANGE_KIND_NOTED: ChangeKind
 CHANGE_KIND_SILENCED: ChangeKind
 CHANGE_KIND_SILENCE_ENDED: ChangeKind
+CHANGE_KIND_REMEDY_BEGUN: ChangeKind
+CHANGE_KIND_REMEDY_ENDED: ChangeKind
+CHANGE_KIND_CLOCK_SET: ChangeKind
 FLEET_VM_ORDER_UNSPECIFIED: FleetVmOrder
 FLEET_VM_ORDER_NAME: FleetVmOrder
 FLEET_VM_ORDER_PROJECT: FleetVmOrder

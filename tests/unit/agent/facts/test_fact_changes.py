@@ -97,6 +97,25 @@ def test_a_vm_is_gone_after_a_minute_and_back_at_once(host):
     assert not facts.gone
 
 
+def test_a_clock_that_was_set_is_sent_with_the_host_at_most_once_a_minute(host):
+    host.changes._read = agent_pb2.HostFacts(cpus=8)
+    (first,) = host.sent(60)
+    assert (first.clock_set_unix_ns, first.clock_step_s) == (0, 0.0)
+    clock = host.clock
+    host.changes.clock_was_set(clock.mono, clock.unix, -900_000_000)
+    assert host.sent() == []
+    set_ns = clock.unix
+    host.changes.clock_was_set(clock.mono, set_ns, -1_500_000_000)
+    assert host.changes.is_host_new
+    host.changes.clock_was_set(clock.mono + 1, set_ns + 1, 2_000_000_000)
+    (facts,) = host.sent()
+    assert (facts.clock_set_unix_ns, facts.clock_step_s, facts.unix_ns) == (set_ns, -1.5, clock.unix)
+    assert not host.changes.is_host_new
+    assert host.sent(60) == []
+    host.changes.clock_was_set(clock.mono, clock.unix, 2_000_000_000)
+    assert [facts.clock_step_s for facts in host.sent()] == [2.0]
+
+
 def test_memory_that_moves_between_nodes_makes_at_most_a_version_an_hour(host):
     host.set(nodes=(0,))
     host.sent()

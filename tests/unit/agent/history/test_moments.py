@@ -274,6 +274,8 @@ async def test_a_clock_that_is_set_is_marked_and_nothing_is_lost(config, step_s)
     assert len(moments[-1].vms.vms) == 2
     assert len(segments(folder(config) / "ticks")) == 2
     assert daemon.state.history().lost_frames == 0
+    sent_s = daemon._facts._clock_set[1]  # to central
+    assert sent_s == (0 if step_s == -0.5 else pytest.approx(step_s, abs=0.1))
 
 
 async def test_a_history_that_fails_costs_itself_only(config, monkeypatch):
@@ -317,23 +319,32 @@ class Suffering(ToldDetector):
         self.says = {"u-web-1": ("victim", "ipc 0.5 is below 0.9", ("u-db-1",)), "u-db-1": INFLICTS}
 
 
-async def test_of_many_vms_that_suffer_windows_explain_some_victims_first(config, monkeypatch):
-    asked_for = []
-
+async def test_of_many_vms_that_suffer_windows_explain_a_few_at_a_time_victims_first(config, monkeypatch):
     def explanation(_state, uuid):
-        asked_for.append(uuid)
         events = [agent_pb2.VmEvent(vm=uuid, unix_ns=at) for at in range(100)]
         vm = host_pb2.VmSummary(uuid=uuid, name=uuid, metrics=[host_pb2.Metric(name="cpi")])
         return host_pb2.VmExplanation(vm=vm, events=events, history=[host_pb2.CpiPoint()] * 60)
 
     monkeypatch.setattr("agent.history.capture.explanation_message", explanation)
-    verdicts = {"quiet": "steady", "hurt": "affected"} | {f"loud{at}": "inflicting" for at in range(7)}
-    verdicts |= {"victim2": "victim", "victim1": "victim"}
+    verdicts = {"quiet": "steady", "hurt": "affected"} | {f"loud{at}": "inflicting" for at in range(3)}
+    verdicts |= {"victim1": "victim", "victim2": "victim"}
     daemon = Daemon(config, plans=[SourcePlan("simulated", "required", FakeSource("simulated", Host().take))])
-    made = Capture(daemon.state, None, 1000, [10_000])._window_explanations(verdicts)
-    assert [one.vm.uuid for one in made] == ["victim1", "victim2", *[f"loud{at}" for at in range(6)]] == asked_for
-    assert [event.unix_ns for event in made[0].events] == [96, 97, 98, 99]
-    assert (made[0].vm, list(made[0].history)) == (host_pb2.VmSummary(uuid="victim1"), [])
+    capture = Capture(daemon.state, None, 1000, [10_000])
+
+    def explained(second):
+        made = capture._window_explanations(verdicts, second * S)
+        assert [[event.unix_ns for event in one.events] for one in made] == [[96, 97, 98, 99]] * len(made)
+        assert all((one.vm.name, list(one.vm.metrics), list(one.history)) == ("", [], []) for one in made)
+        return [one.vm.uuid for one in made]
+
+    assert explained(10) == ["victim1", "victim2", "loud0", "loud1"]
+    assert explained(20) == ["loud2", "hurt"]
+    assert explained(30) == []
+    verdicts["hurt"], verdicts["loud2"] = "victim", "steady"
+    assert explained(40) == ["hurt"]
+    verdicts["loud2"] = "inflicting"
+    assert explained(50) == ["loud2"]
+    assert explained(70) == ["victim1", "victim2", "loud0", "loud1"]
 
 
 async def test_who_suffers_and_from_whom_is_there_later_by_ticks_and_by_windows(config, monkeypatch):

@@ -1,18 +1,25 @@
 """Acknowledge, note and silence over real mTLS gRPC and over HTTP: who may, as whom it is kept, and what is refused."""
 
 import asyncio
+import contextlib
 import http.client
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from central import pki
+from central.api.silences import get_timeline
 from central.authorisation.roles import Access
+from central.facts.store import FactStore
+from central.incidents.store import IncidentStore
+from central.validation.facts import FactRow
 from central.web.server import HttpApi
 from tests.support.spoken_streams import https
 from tests.unit.central.api.test_fleet_api import Served
 from tests.unit.central.incidents.test_incidents import GAP, row
 from whitepanda.common.tls import TlsFiles
+from whitepanda.v1 import agent_pb2
 from whitepanda.v1 import fleet_pb2 as pb
 
 S = 10**9
@@ -97,6 +104,37 @@ async def test_what_a_responder_does_is_shown_and_kept_with_its_name(served):
     assert [pb.ChangeKind.Name(c.kind).removeprefix("CHANGE_KIND_") for c in timeline.changes][:2] == [
         "ACKNOWLEDGED", "NOTED",
     ]  # fmt: skip
+
+
+async def test_a_remedy_and_a_clock_that_was_set_are_on_the_timeline(tmp_path):
+    with contextlib.closing(IncidentStore("", tmp_path)) as database:
+        facts, at = FactStore(database), 2000 * S
+        database.take([row(1, at)], gap_ns=GAP, oldest_unix_ns=0)
+
+        def said(second, kind=agent_pb2.VmFacts, vm="", **more):
+            named = {"vm": vm} if vm else {}
+            payload = kind(unix_ns=second * S, **named, **more).SerializeToString()
+            return FactRow("h1", vm, second * S, payload)
+
+        facts.take([
+            said(1000, vm="u1", name="scan-1"),
+            said(2030, vm="u1", name="scan-1", limits=["limit-cache 4 ways: incident 1"]),
+            said(2040, agent_pb2.HostFacts, clock_set_unix_ns=2040 * S, clock_step_s=2.5),
+            said(2090, vm="u1", name="scan-1"),
+        ])  # fmt: skip
+
+        async def ask(call, *given, **more):
+            return call(*given, **more)
+
+        history = SimpleNamespace(ask=ask, store=database)
+        context = SimpleNamespace(history=history, facts=facts, clock_unix_ns=lambda: 3000 * S)
+        timeline = await get_timeline(context, pb.GetIncidentTimelineRequest(id=1))
+    kinds = [(one.unix_ns // S, pb.ChangeKind.Name(one.kind), one.name) for one in timeline.changes]
+    assert kinds == [
+        (2030, "CHANGE_KIND_REMEDY_BEGUN", "scan-1"),
+        (2040, "CHANGE_KIND_CLOCK_SET", ""),
+        (2090, "CHANGE_KIND_REMEDY_ENDED", "scan-1"),
+    ]
 
 
 async def test_lists_come_in_pages(served):

@@ -50,6 +50,41 @@ def test_a_vm_starts_is_limited_starts_anew_and_goes(store):
     assert (one.vm, one.name) == (VM, "shop-1")
 
 
+def test_limits_of_act_begin_and_end_beside_those_of_the_owner(store):
+    cap = "cap-cpu 2 cores: incident 7"
+    store.take([
+        vm_row(100, vcpus=4),
+        vm_row(200, vcpus=4, limits=["limit-cache 4 ways"]),
+        vm_row(300, vcpus=4, limits=[cap], cpu_quota_cores=2),
+        vm_row(400, vcpus=4, limits=[cap], cpu_quota_cores=2),
+        vm_row(500, vcpus=4),
+    ])  # fmt: skip
+    assert changed(store, since_s=150) == [
+        (200, "REMEDY_BEGUN", "VM shop-1 is limited by whitepanda act: limit-cache 4 ways"),
+        (300, "LIMIT_SET", "VM shop-1 CPU quota none -> 2 cores"),
+        (300, "REMEDY_ENDED", "VM shop-1 is not limited by whitepanda act any more: limit-cache 4 ways"),
+        (300, "REMEDY_BEGUN", f"VM shop-1 is limited by whitepanda act: {cap}"),
+        (500, "LIMIT_SET", "VM shop-1 CPU quota 2 -> none cores"),
+        (500, "REMEDY_ENDED", f"VM shop-1 is not limited by whitepanda act any more: {cap}"),
+    ]
+    assert [kind for _, kind, _ in changed(store, until_s=300, limit=2)] == ["REMEDY_ENDED", "REMEDY_BEGUN"]
+    assert [one.limits for one in store.vms_at(350 * S)] == [(cap,)]
+
+
+def test_a_clock_that_was_set_is_a_change_once(store):
+    step = {"cpus": 8, "clock_set_unix_ns": 100 * S, "clock_step_s": -90.25}
+    again = step | {"clock_set_unix_ns": 400 * S, "clock_step_s": 3600.0}
+    rows = [host_row(100, **step), host_row(200, **step, manager="nova"), host_row(300, cpus=8), host_row(400, **again)]
+    store.take(rows)
+    (one, _) = store.changes("node1", 0, 999 * S, limit=9)
+    assert (one.vm, one.name) == ("", "")
+    assert changed(store) == [
+        (100, "CLOCK_SET", "the clock of host node1 was set by -90.25 s"),
+        (400, "CLOCK_SET", "the clock of host node1 was set by +3600 s"),
+    ]
+    assert changed(store, "node2") == []
+
+
 def test_a_vm_moves_to_the_other_host_whichever_reports_it_first(store):
     store.take([vm_row(100), vm_row(200, gone=True), vm_row(190, host="node2")])
     store.take([vm_row(100, vm=OTHER), vm_row(200, vm=OTHER, gone=True), vm_row(210, vm=OTHER, host="node2")])

@@ -152,11 +152,13 @@ def test_bad_facts_cost_no_others():
         agent_pb2.VmFacts(vm=VM, unix_ns=now, cpu_quota_cores=-1),
         agent_pb2.VmFacts(vm=VM, unix_ns=now, cpu_quota_cores=float("nan")),
         agent_pb2.VmFacts(vm=VM, unix_ns=now, memory_bytes=2**64 - 1),
+        agent_pb2.VmFacts(vm=VM, unix_ns=now, limits=["cap-cpu\n"]),
+        agent_pb2.VmFacts(vm=VM, unix_ns=now, limits=["cap-cpu 2 cores"] * 17),
     ]
     host = agent_pb2.HostFacts(unix_ns=now, labels={"a": "\n"})
     rows, rejected = check_facts(agent_pb2.CpiBatch(vm_facts=[good, *bad], host_facts=host), sender)
     assert [row.vm for row in rows] == [VM]
-    assert rejected == {"bad_facts": 6}
+    assert rejected == {"bad_facts": 8}
 
 
 @pytest.mark.parametrize("off_s", [-3601, 3601, 10**9])
@@ -198,6 +200,9 @@ def test_absurd_facts_of_a_host_are_refused():
         {"disks": [agent_pb2.DiskFacts(name="a", size_bytes=2**63)]},
         {"network_cards": [agent_pb2.NetworkCard(name="\x1b[2J")]},
         {"caches": [agent_pb2.CacheDomain()] * 1025},
+        {"clock_set_unix_ns": 2**63},
+        {"clock_step_s": float("nan")},
+        {"clock_step_s": float("-inf")},
     ):
         batch = agent_pb2.CpiBatch(host_facts=agent_pb2.HostFacts(unix_ns=S, **absurd))
         assert check_facts(batch, sender) == ([], {"bad_facts": 1}), absurd
