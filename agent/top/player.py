@@ -181,15 +181,16 @@ class Player:
 
     def _target(self) -> float | None:
         """Return where to go, None: nowhere. Back by moments is to one of those that were shown."""
-        if self._steps < 0 and self._target_s is None and self._places:
-            self._target_s = self._places[max(0, len(self._places) - 1 + self._steps)]
+        if self._steps < 0 and self._target_s is None:
+            if self._places:
+                self._target_s = self._places[max(0, len(self._places) - 1 + self._steps)]
             self._steps = 0
         return self._target_s
 
     def _go(self, target_s: float | None, tell: Tell, *, asked: bool) -> None:
         if target_s is not None:
             self._wind_to(target_s, tell)
-        elif self._steps:
+        elif self._steps > 0:
             self._step(tell)
         elif asked:
             self._tell((), tell)
@@ -211,7 +212,8 @@ class Player:
     def _step(self, tell: Tell) -> None:
         """Go forward by the moments that were asked for."""
         with self._condition:
-            steps, self._steps = self._steps, 0
+            steps = max(0, self._steps)
+            self._steps -= steps
         frames: deque[Frame] = deque(maxlen=HISTORY)
         for _ in range(steps):
             if self._stopping or not self._advance():
