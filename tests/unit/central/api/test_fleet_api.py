@@ -595,7 +595,7 @@ def _take_facts(served):
         )
         return FactRow(host, "", s, message.SerializeToString())
 
-    sizes = {"vcpus": 2, "memory_bytes": 4 << 30, "cpu_quota_cores": 1.5}
+    sizes = {"vcpus": 2, "memory_bytes": 4 << 30, "cpu_quota_cores": 1.5, "limits": ["limit-cache 4 ways"]}
     rows = [vm(100, **sizes), vm(200, **sizes | {"vcpus": 4}), vm(300, gone=True), vm(290, "h2", vcpus=4)]
     rows += [vm(10, uuid=uuid, name="twin", project=uuid[-1]) for uuid in UUIDS[1:3]]
     FactStore(served.incidents).take([*rows, node("h1", 8), node("h2", 16)])
@@ -676,6 +676,7 @@ async def test_the_command_line_shows_facts(served, capsys, monkeypatch):
     assert "VM shop-1 on h1, from 1970-01-01 00:01:40 until 1970-01-01 00:03:20" in shown.out
     for text in (
         "1.5 cores",
+        "limit-cache 4 ways",
         "4 GiB",
         "eth0 25 Gbit/s, b (no link)",
         "sda 2,000 GB SSD",
