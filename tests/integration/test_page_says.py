@@ -308,7 +308,7 @@ async def test_an_empty_form_says_what_is_missing(central, browser):
         for view, button, said in (
             ("upgrade", "Plan", "“Margin, %” is empty"),
             ("upgrade", "Compare", "since when” is empty; name the hosts that have the change"),
-            ("placement", "Rank hosts", "name either the VM's job, or its loading"),
+            ("placement", "Rank hosts", "give the VM's job (--job), or its loading"),
             ("runtime", "Predict", "name the job"),
         ):
             await seen.open(f"#/{view}")
