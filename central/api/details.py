@@ -1,6 +1,7 @@
 """One job, and one host's VMs over time."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ async def get_host_timeline(context: Context, request: fleet_pb2.GetHostTimeline
         raise unknown(f"{seen}; /v1/hosts lists those that connected", "host")
     vms = _timelines(lines, (until - since) // step)
     vms.sort(key=lambda vm: (-vm.mean_cpu_usage_cores, vm.vm))
-    shown = vms[:top]
+    shown = _kept(vms, incidents, top)
     for vm in shown:
         built = context.builder.current
         of_job: list[agent_pb2.JobStatistics] = built.statistics(vm.job) if built else []
@@ -100,6 +101,16 @@ async def get_host_timeline(context: Context, request: fleet_pb2.GetHostTimeline
     return fleet_pb2.HostTimeline(
         **wanted, summary=known_host, step_ns=step, vms=shown, vms_in_all=len(vms), incidents=incidents
     )
+
+
+def _kept(
+    vms: list[fleet_pb2.VmTimeline], incidents: Sequence[fleet_pb2.Incident], top: int
+) -> list[fleet_pb2.VmTimeline]:
+    """Return the first `top` VMs, in order; victims, first those of open incidents, are kept before others."""
+    suffered = {victim.vm for incident in incidents for victim in incident.victims}
+    suffers = {victim.vm for incident in incidents if incident.open for victim in incident.victims}
+    kept = {vm.vm for vm in sorted(vms, key=lambda vm: (vm.vm not in suffers, vm.vm not in suffered))[:top]}
+    return [vm for vm in vms if vm.vm in kept]
 
 
 async def _add_names(context: Context, vms: list[fleet_pb2.VmTimeline], host: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from central.validation.facts import FactRow
-from tests.support.browser import chromium, serious, watched
+from tests.support.browser import chromium, legend, serious, watched
 from tests.support.page_fleet import PageCentral, S, Size, vm_id
 from whitepanda.v1 import agent_pb2
 
@@ -156,8 +156,23 @@ async def test_metrics_are_chosen_and_a_vm_is_compared_with_another(central, bro
         await seen.settled()
         labels = await seen.page.locator(".chart").first.locator(".u-label").all_inner_texts()
         assert "web-0" in labels and len(labels) == 3, labels
-        await seen.open(f"#/vm/{vm_id(0)}?compare=yesterday")
+
+
+async def test_a_vm_is_compared_with_the_same_time_of_the_day_before(central, browser):
+    central.write_windows(ago_s=86_400)
+    async with watched(browser, central.url) as seen:
+        ends = central.now // 10**6  # in ms
+        link = f"#/vm/{vm_id(0)}?from={ends - 3_600_000}&to={ends}&compare=yesterday&metrics=cpi,slow_down_ratio"
+        await seen.open(link)
         assert await seen.page.inner_text("h1") == "VM web-0"
+        for title in ("CPI. Steps of", "Slow-down. Steps of"):
+            shown = await legend(seen, title, 0.98)
+            assert list(shown) == ["Time", "web-0", "the day before"]
+            ratios = [float(shown[label].split(" ")[0]) for label in ("web-0", "the day before")]
+            assert ratios[0] > 1.3 * ratios[1], "it suffers now, and did not then"
+        captions = await seen.page.locator("figcaption").all_inner_texts()
+        assert len(captions) == 2 and all("; dashed: the day before. Shaded: incidents." in text for text in captions)
+        assert (seen.errors, seen.foreign) == ([], [])
 
 
 async def test_a_vms_name_alone_says_what_happened_when_by_whom_and_what_to_do(central, browser):

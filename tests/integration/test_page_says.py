@@ -74,7 +74,7 @@ async def test_a_vm_has_its_colour_and_its_box_in_every_chart_and_victims_are_dr
             await head.inner_text(): await head.get_attribute("title")
             for head in await seen.page.locator("#host-vms-scroll thead button").all()
         }
-        assert heads["CPI / job's"].startswith("mean CPI over the time shown / its job's")
+        assert heads["CPI / job's"].startswith("mean CPI in this time / its job's")
         assert await serious(seen.page) == []
 
 
@@ -308,7 +308,7 @@ async def test_an_empty_form_says_what_is_missing(central, browser):
         for view, button, said in (
             ("upgrade", "Plan", "“Margin, %” is empty"),
             ("upgrade", "Compare", "since when” is empty; name the hosts that have the change"),
-            ("placement", "Rank hosts", "name either the VM's job, or its loading"),
+            ("placement", "Rank hosts", "give either the VM's job, or its loading"),
             ("runtime", "Predict", "name the job"),
         ):
             await seen.open(f"#/{view}")

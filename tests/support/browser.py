@@ -74,6 +74,19 @@ async def watched(browser: Browser, url: str, **options: object) -> AsyncIterato
         await context.close()
 
 
+async def legend(seen: Watched, title: str, at: float) -> dict[str, str]:
+    """Return what the chart's legend says by line, with the pointer at a part of its width."""
+    chart = seen.page.get_by_role("img", name=title)
+    plot = chart.locator(".u-over")
+    await plot.scroll_into_view_if_needed()
+    box = await plot.bounding_box()
+    await seen.page.mouse.move(box["x"] + box["width"] * at, box["y"] + box["height"] / 2)
+    found = {}
+    for row in await chart.locator("tr.u-series:visible").all():
+        found[await row.locator(".u-label").inner_text()] = await row.locator(".u-value").inner_text()
+    return found
+
+
 async def serious(page: Page) -> list[str]:
     """Return what axe-core finds serious or critical in the page, a line for each element."""
     # By the debugger, as the page's own policy lets no foreign script in.

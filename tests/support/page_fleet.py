@@ -90,7 +90,7 @@ class PageCentral:
             name = f"{job_name(self._job_of(vm))}-{vm}"
             self.registry.vm_names.note([(host_name(vm // size.vms_per_host), vm_id(vm), name)])
         if size.hosts:
-            self._write_windows()
+            self.write_windows()
             self._write_versions()
             self._write_hosts()
             self.report_contention(range(0, size.hosts, size.contended), size.slots)
@@ -178,7 +178,8 @@ class PageCentral:
     def _job_of(self, vm: int) -> int:
         return vm % self.size.jobs
 
-    def _write_windows(self) -> None:
+    def write_windows(self, ago_s: int = 0) -> None:
+        """Write every VM's windows, the last of which ends so long ago; only the newest of all are slow."""
         size = self.size
         vms = np.arange(size.hosts * size.vms_per_host)
         job = vms % size.jobs
@@ -199,15 +200,17 @@ class PageCentral:
         rng = np.random.default_rng(7)
         level = np.exp(0.08 * rng.standard_normal(len(vms)))
         for k in range(size.windows):
-            start = self.now - (size.windows - k) * size.window_s * S
+            start = self.now - ((size.windows - k) * size.window_s + ago_s) * S
+            number = ago_s + k + 1
             late = start > self.now - 300 * S
             noise = np.exp(0.04 * rng.standard_normal(len(vms)))
             usage = cores * (1 + 0.25 * np.sin(k / 9 + vms)) * noise
+            slow_down = noise * (1 + 0.6 * suffers * late)
             now_cpi = cpi * level * noise * (1 + 0.6 * suffers * late) * (1 + 0.1 * (host % 2))
             columns = {
                 **names,
                 "machine": names["host"],
-                "sequence": pa.array(np.full(len(vms), k + 1), pa.uint64()),
+                "sequence": pa.array(np.full(len(vms), number), pa.uint64()),
                 "start_unix_ns": pa.array(np.full(len(vms), start)),
                 "duration_ns": pa.array(np.full(len(vms), size.window_s * S)),
                 "cpi": pa.array(now_cpi),
@@ -215,7 +218,9 @@ class PageCentral:
                 "cycles": pa.array((usage * 2e9 * size.window_s).astype(np.int64)),
                 "instructions": pa.array((usage * 2e9 * size.window_s / now_cpi).astype(np.int64)),
                 "memory_stall_ratio": pa.array(np.clip(0.2 * noise, 0, 1)),
-                "slow_down_ratio": pa.array(noise * (1 + 0.6 * suffers * late), mask=~is_sensitive),
+                "slow_down_ratio": pa.array(slow_down, mask=~is_sensitive),
+                "slow_down_low_ratio": pa.array(0.9 * slow_down, mask=~is_sensitive),
+                "slow_down_high_ratio": pa.array(1.2 * slow_down, mask=~is_sensitive),
                 "llc_occupancy_bytes": pa.array(cores * 6e6 * noise * (1 - 0.4 * suffers * late)),
                 "memory_bandwidth_bytes_per_s": pa.array(usage * 1.4e9 * (1 + 0.8 * ~is_sensitive * late)),
                 "memory_charged_bytes": pa.array(np.full(len(vms), 4.0 * 2**30)),
@@ -224,7 +229,7 @@ class PageCentral:
             }
             arrays = [columns.get(f.name, pa.nulls(len(vms), f.type)).cast(f.type, safe=False) for f in SAMPLES]
             table = pa.Table.from_arrays(arrays, schema=SAMPLES)
-            self.lake.write_segment(table, segment_stem("central-0", "0badcafe", k + 1))
+            self.lake.write_segment(table, segment_stem("central-0", "0badcafe", number))
 
     def _write_versions(self) -> None:
         jobs = range(self.size.jobs)

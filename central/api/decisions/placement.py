@@ -47,7 +47,7 @@ async def list_loadings(
 async def rank_hosts(context: Context, request: fleet_pb2.RankHostsRequest) -> fleet_pb2.HostRanking:
     """Hosts for a new VM, where it would suffer least first; those that are full come last."""
     if bool(request.job) == bool(request.loading):
-        raise wrong("give the VM's job (--job), or its loading (--loading) as cpu=0.5,disk=0.2")
+        raise wrong("give either the VM's job, or its loading as cpu=0.5,disk=0.2")
     top = read_top(request.top, _TOP)
     now = await context.snapshot.get()
     loading, size = _loading(now, request), _size(now, request)

@@ -1,7 +1,7 @@
 // Charts by uPlot, which is fetched when the first one is drawn. Each is one image to a screen reader, with a sentence;
 // the figures are in tables beside it.
 import { h, readable, svg } from "./dom.js";
-import { clock, short } from "./format.js";
+import { clock, isKnown, short } from "./format.js";
 import { zoom } from "./span.js";
 
 let library;
@@ -76,6 +76,9 @@ function marked(marks) {
 }
 
 const HEIGHT = 220;
+const MOST_BANDS = 3; // more would hide each other
+const BAND = "26"; // how opaque, as a colour's last two digits
+const END = "80";
 const LEAST_DRAG = 8; // pixels
 
 // A touch that scrolls the page ends with a cancel.
@@ -143,6 +146,9 @@ function bridged(values, most) {
   return found;
 }
 
+/** Whether both ends of a line's interval are known somewhere. */
+const isBetween = ({ low = [], high = [] }) => low.some((value, k) => isKnown(value) && isKnown(high[k]));
+
 /**
  * Lines over time.
  *
@@ -150,7 +156,7 @@ function bridged(values, most) {
  * @param {string} sentence what it shows: below the title, and for those who do not see the lines.
  * @param {number[]} seconds since 1970.
  * @param {Array} lines each {label, values (null where not known), dash: whether it is a threshold, points, colour: its
- *   number where it is not its place}.
+ *   number where it is not its place, low and high: ends of its interval}.
  * @param {string} unit of y.
  * @param {Array} spans [from, to] in seconds that are shaded.
  * @param {number} most gaps of so many steps are drawn over.
@@ -158,23 +164,32 @@ function bridged(values, most) {
  */
 export function timeChart(title, sentence, seconds, lines, unit, spans = [], most = 0, marks = []) {
   const isShort = lines.every((line) => line.values.filter((value) => value !== null).length < 3);
-  return chart(title, sentence, [seconds, ...lines.map((line) => bridged(line.values, most))], (_uPlot, place) => ({
+  const colours = lines.map((line, k) => line.colour ?? k);
+  const between = lines.map((_, k) => k).filter((k) => isBetween(lines[k]));
+  const bands = between.length <= MOST_BANDS ? between : [];
+  const data = [...lines.map((line) => line.values), ...bands.flatMap((k) => [lines[k].high, lines[k].low])];
+  const said = bands.length ? `${sentence} Bands: intervals.` : sentence;
+  return chart(title, said, [seconds, ...data.map((values) => bridged(values, most))], (_uPlot, place) => ({
     scales: { x: { time: true, range: seconds.length > 1 ? [seconds[0], seconds.at(-1)] : undefined } },
     legend: { live: true },
     cursor: { sync: { key: "times" }, drag: { x: true, y: false, setScale: false } },
     plugins: [shades(spans), marked(marks), zoomed(place)],
     axes: [axis({ values: clocks }), axis({ label: unit, size: 60, values: (_u, ticks) => ticks.map(short) })],
+    bands: bands.map((k, j) => ({ series: [lines.length + 2 * j + 1, lines.length + 2 * j + 2], fill: `${colour(colours[k])}${BAND}` })),
     series: [
       { label: "Time", value: (_u, s) => (s === null ? "–" : clock(s * 1e3)) },
       ...lines.map((line, k) => ({
         label: readable(line.label),
-        stroke: line.dash && !line.isBeside ? named("--ink") : colour(line.colour ?? k),
+        stroke: line.dash && !line.isBeside ? named("--ink") : colour(colours[k]),
         width: line.dash ? 1 : 2,
         dash: line.dash ? [6, 4] : undefined,
         spanGaps: false,
         points: { show: isShort || line.points || undefined },
-        value: (_u, value) => short(value),
+        value: (_u, value, _k, at) => `${short(value)}${isKnown(line.low?.[at]) && isKnown(line.high?.[at]) ? ` [${short(line.low[at])}, ${short(line.high[at])}]` : ""}`,
       })),
+      ...bands.flatMap((k) => ["to", "from"].map((end) => ({
+        label: readable(`${lines[k].label}, ${end}`), class: "end", stroke: `${colour(colours[k])}${END}`, width: 1, spanGaps: false, points: { show: false }, value: (_u, value) => short(value),
+      }))),
     ],
   }));
 }

@@ -8,6 +8,9 @@ const ALL = [
   ["gips", "Speed", "10⁹ instructions/s", "CPU"],
   ["frequency_ratio", "Frequency", "of nominal", "CPU"],
   ["guest_ratio", "Guest share", "of CPU time", "CPU"],
+  ["cycles", "Cycles", "per window", "CPU"],
+  ["instructions", "Instructions", "per window", "CPU"],
+  ["running_ratio", "Counters ran", "of CPU time", "CPU"],
   ["run_queue_wait_ratio", "Waits for a CPU", "s per s", "CPU"],
   ["cpu_throttled_ratio", "Throttled", "s per s", "CPU"],
   ["llc_mpki", "LLC misses", "per 1,000 instructions", "Memory"],
@@ -41,6 +44,18 @@ export const metric = (name) => BY_NAME.get(name) ?? { name, label: name, unit: 
 
 /** Metrics by group, in order. */
 export const groups = () => Object.entries(Object.groupBy(ALL, (each) => each.group));
+
+/** The ends of a metric's interval, which are drawn with it. */
+const ENDS = new Map([["slow_down_ratio", ["slow_down_low_ratio", "slow_down_high_ratio"]]]);
+
+/** Metrics to ask for, so that these can be drawn with their intervals. */
+export const withEnds = (names) => [...new Set([...names, ...names.flatMap((name) => ENDS.get(name) ?? [])])];
+
+/** A line's values of a metric, with the ends of the interval where there is one. */
+export function withInterval(values, name) {
+  const [low, high] = ENDS.get(name) ?? [];
+  return { values: values[name] ?? [], low: values[low] ?? [], high: values[high] ?? [] };
+}
 
 /** The metrics that a link asks for, at most eight, or the usual ones. */
 export function chosen(text, usual) {

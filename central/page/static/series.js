@@ -36,25 +36,6 @@ export async function askSeries(ask, scope, metrics, { since, until }, points = 
 /** The same of a day before, moved to the days shown. */
 export const askYesterday = (ask, scope, metrics, { since, until }) => askSeries(ask, scope, metrics, { since: since - DAY_MS, until: until - DAY_MS });
 
-/** The middle of what is known; null without any. */
-export function median(values) {
-  const known = values.filter(isKnown).sort((a, b) => a - b);
-  return known.length ? known[Math.floor((known.length - 1) / 2)] : null;
-}
-
-/**
- * Values beside what is usual for the VM: their median in the steps where it did not suffer, if any.
- *
- * @param {Array} values one per step.
- * @param {Array} seconds when each begins.
- * @param {Array} spans [from, to] in seconds in which it suffered.
- */
-export function relative(values, seconds, spans) {
-  const calm = values.filter((_, k) => !spans.some(([from, to]) => seconds[k] >= from - 60 && seconds[k] <= to));
-  const usual = median(calm) ?? median(values);
-  return usual > 0 ? values.map((value) => (isKnown(value) ? value / usual : null)) : values.map(() => null);
-}
-
 /** Per step the sum over VMs, or another `join` of what is known. */
 export function total(vms, name, join = (known) => known.reduce((a, b) => a + b, 0)) {
   const length = vms[0]?.values[name]?.length ?? 0;

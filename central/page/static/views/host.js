@@ -1,17 +1,19 @@
 // One host: who suffers there, beside its own baseline; any metrics of its VMs at any time; the host in all.
+import { askBaseline, relative, usual } from "../baseline.js";
 import { charts, COLOURS, timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
 import { bytes, count, counted, duration, isKnown, nanoseconds, none, number, plain, time } from "../format.js";
 import { unlessUnknown } from "../api.js";
-import { chosen, metric } from "../metrics.js";
+import { chosen, metric, withEnds, withInterval } from "../metrics.js";
 import { inOneLine } from "../remedy.js";
-import { askSeries, metricBoxes, POINTS, relative, total } from "../series.js";
+import { askSeries, metricBoxes, POINTS, total } from "../series.js";
 import { change, inLastDay, lastDay, span, spanForm } from "../span.js";
 import { table } from "../table.js";
 import { found, hostStates, INCIDENT_COLUMNS, jobLink, link, verdict, vmLink } from "../words.js";
 
 const MOST_LINES = COLOURS; // each VM has one of its own
 const LINES = MOST_LINES / 2; // where nobody chose
+const MOST_LISTED = 1000; // by central
 const BRIDGED_NS = 150e9; // gaps that are no gaps: windows may be longer than steps
 const USUAL = ["cpi", "cpu_usage_cores"];
 const mean = (known) => known.reduce((a, b) => a + b, 0) / known.length;
@@ -28,25 +30,49 @@ export async function load(ask, { what, parameters }) {
   const shown = span(parameters, POINTS);
   const metrics = chosen(parameters.metrics, USUAL);
   const times = lastDay(shown);
-  const [host, series, sums, known, ours] = await Promise.all([
-    ask("v1/host-timeline", { host: what, ...times, points: 2 }),
-    askSeries(ask, { hosts: [what] }, metrics, shown),
+  const [host, sums, known, ours] = await Promise.all([
+    ask("v1/host-timeline", { host: what, ...times, points: 2, top: parameters.project ? MOST_LISTED : "" }),
     askSeries(ask, { hosts: [what] }, TOTALS.map(([name]) => name), shown, SUM_POINTS),
     unlessUnknown(ask("v1/facts", { host: what, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
-    parameters.project ? ask("v1/vm-facts", { host: what, project: parameters.project, page_size: 1000 }) : null,
+    parameters.project ? ask("v1/vm-facts", { host: what, project: parameters.project, page_size: MOST_LISTED }) : null,
   ]);
-  if (ours) narrow(host, [series, sums], new Set(ours.vms.map((each) => each.facts.vm)));
+  if (ours) narrow(host, sums, new Set(ours.vms.map((each) => each.facts.vm)));
+  const choice = choose(host, parameters.vms);
   const open = host.incidents.find((i) => i.open);
-  return { shown, metrics, host, series, sums, known: known?.host?.facts, detail: open ? await unlessUnknown(ask(`v1/incidents/${open.id}`)) : null };
+  const [series, baseline, detail] = await Promise.all([
+    choice.ids.length ? askSeries(ask, { vms: choice.ids, hosts: [what] }, withEnds(metrics), shown) : null,
+    askBaseline(ask, what, choice.ids, metrics, host.incidents),
+    open ? unlessUnknown(ask(`v1/incidents/${open.id}`)) : null,
+  ]);
+  return { shown, metrics, host, choice, series, baseline, sums, known: known?.host?.facts, detail };
 }
 
 /** Leave only these VMs, and incidents that they are in. */
-function narrow(host, found, ids) {
+function narrow(host, sums, ids) {
   const isOurs = (each) => ids.has(each.vm);
   host.vms = host.vms.filter(isOurs);
   host.vms_in_all = host.vms.length;
   host.incidents = host.incidents.filter((i) => [...i.victims, ...i.suspects].some(isOurs));
-  for (const series of found) if (series) series.vms = series.vms.filter(isOurs);
+  if (sums) sums.vms = sums.vms.filter(isOurs);
+}
+
+/**
+ * Which VMs are drawn: those that the link names, else victims first, then those that are the furthest above their job.
+ *
+ * @returns {object} with all VMs `listed`, victims first; `picked` and their `ids`, sorted by who is drawn, not by rank, so that a VM looks
+ *   alike after the next answer; how many victims there are; and how many of those wanted are `left` out and `absent`.
+ */
+function choose(host, asked = "") {
+  const wanted = new Set(asked.split(",").filter(Boolean));
+  const rank = suffering(host);
+  const victimsFirst = (a, b) => (rank.get(a.vm) ?? rank.size) - (rank.get(b.vm) ?? rank.size);
+  const listed = [...host.vms].sort(victimsFirst);
+  const worst = [...host.vms].sort((a, b) => victimsFirst(a, b) || (nCpi(b) ?? -Infinity) - (nCpi(a) ?? -Infinity));
+  const named = host.vms.filter((vm) => wanted.has(vm.vm));
+  const victims = listed.filter((vm) => rank.has(vm.vm));
+  const picked = wanted.size ? named.slice(0, MOST_LINES) : worst.slice(0, Math.max(LINES, Math.min(victims.length, MOST_LINES)));
+  const left = Math.max(0, (wanted.size ? named : victims).length - MOST_LINES);
+  return { listed, picked, ids: picked.map((vm) => vm.vm).sort(), victims: victims.length, left, absent: wanted.size - named.length };
 }
 
 const path = (host) => `/host/${encodeURIComponent(host)}`;
@@ -85,23 +111,41 @@ export function shaded(incidents, runs) {
 }
 
 /** The VMs' charts: each VM beside its own baseline, so that one axis makes sense; or values as they are. */
-function vmCharts({ series, metrics }, drawn, spans, most, isAbsolute) {
+function vmCharts(data, drawn, spans, isAbsolute) {
+  const { series, metrics, host } = data;
+  const most = Math.ceil(BRIDGED_NS / series.step);
   return metrics.map((name) => {
     const { label, unit } = metric(name);
     const isRatio = isAbsolute || name === "slow_down_ratio";
-    const lines = drawn.map(({ vm, name: called, colour, victim }) => {
-      const values = series.vms.find((each) => each.vm === vm)?.values[name] ?? [];
-      return { label: called, colour, values: isRatio ? values : relative(values, series.seconds, victim) };
-    }).filter((line) => line.values.some(isKnown));
-    if (!lines.length) return label;
-    const sentence = `Steps of ${duration(series.step)}; ${counted(lines.length, "VM")}${isRatio ? "" : ", each beside its own median while it did not suffer"}. Shaded: incidents.`;
-    return timeChart(isRatio ? label : `${label}, beside its own baseline`, sentence, series.seconds, lines, isRatio ? unit : "times its own", spans, most);
+    const known = drawn.map(({ vm, name: called, colour }) => ({ vm, label: called, colour, ...withInterval(series.vms.find((each) => each.vm === vm)?.values ?? {}, name) }))
+      .filter((line) => line.values.some(isKnown));
+    if (!known.length) return label;
+    const steps = `Steps of ${duration(series.step)}`;
+    if (isRatio) return timeChart(label, `${steps}; ${counted(known.length, "VM")}. Shaded: incidents.`, series.seconds, known, unit, spans, most);
+    const beside = known.map((line) => ({ line, is: usual(line.vm, name, data, host.incidents) }));
+    const lines = beside.filter(({ is }) => is.value > 0).map(({ line, is }) => ({ ...line, values: relative(line.values, is) }));
+    const without = beside.filter(({ is }) => !(is.value > 0)).map(({ line }) => line.label);
+    if (!lines.length) return `${label}, beside its own baseline (no step without an incident, or 0 there)`;
+    const calm = beside.every(({ is }) => !is.isBefore) ? "while it did not suffer"
+      : `in the hour before the first incident${beside.every(({ is }) => is.isBefore || is.value === null) ? "" : ", else while it did not suffer"}`;
+    const left = without.length ? ` Without a baseline, or with 0, not drawn: ${without.join(", ")}.` : "";
+    const sentence = `${steps}; ${counted(lines.length, "VM")}, each beside its own median ${host.incidents.length ? calm : "in this time"}. Shaded: incidents.${left}`;
+    return timeChart(`${label}, beside its own baseline`, sentence, series.seconds, lines, "times its own", spans, most);
   });
 }
 
-function totals({ sums, host, series }) {
+/** What of the VMs is not drawn, though it is asked for or suffers. */
+function leftOut({ choice, series }) {
+  const said = [
+    choice.left > 0 && `${counted(choice.left, "more VM")} ${choice.left === 1 ? "is" : "are"} in incidents or chosen, but not drawn: at most ${MOST_LINES} are. Choose in the table of VMs.`,
+    choice.absent > 0 && `${counted(choice.absent, "VM")} of those chosen ${choice.absent === 1 ? "is" : "are"} not in the table of VMs of this time.`,
+    series?.isCut && `Only the first ${counted(series.vms.length, "VM")} of those chosen.`,
+  ].filter(Boolean);
+  return said.length > 0 && h("p", { class: "quiet", id: "host-left-out" }, said.join(" "));
+}
+
+function totals({ sums }, spans) {
   const most = Math.ceil(BRIDGED_NS / sums.step);
-  const spans = shaded(host.incidents, measured(series.vms, series.seconds, series.step / 1e9, Math.ceil(BRIDGED_NS / series.step)));
   return TOTALS.map(([name, join]) => {
     const values = total(sums.vms, name, join);
     const { label, unit } = metric(name);
@@ -111,28 +155,20 @@ function totals({ sums, host, series }) {
 }
 
 export function draw(data, route) {
-  const { host, series, shown, metrics, detail, known } = data;
-  const { vms: asked = "", as = "" } = route.parameters;
+  const { host, series, sums, shown, metrics, detail, known, choice } = data;
+  const { as = "" } = route.parameters;
+  const { ids, listed } = choice;
   const name = (vm) => vm.name || vm.vm;
-  const wanted = new Set(asked.split(",").filter(Boolean));
-  const rank = suffering(host);
-  const victimsFirst = (a, b) => (rank.get(a.vm) ?? rank.size) - (rank.get(b.vm) ?? rank.size);
-  const listed = [...host.vms].sort(victimsFirst);
-  const worst = [...host.vms].sort((a, b) => victimsFirst(a, b) || (nCpi(b) ?? -Infinity) - (nCpi(a) ?? -Infinity));
-  const picked = wanted.size ? host.vms.filter((vm) => wanted.has(vm.vm)).slice(0, MOST_LINES) : worst.slice(0, Math.max(LINES, Math.min(rank.size, MOST_LINES)));
-  const ids = picked.map((vm) => vm.vm).sort(); // by who is drawn, not by rank: a VM looks alike after the next answer
-  const drawn = picked.map((vm) => ({ vm: vm.vm, name: vm.name || `${vm.job} ${vm.vm.slice(0, 8)}`, colour: ids.indexOf(vm.vm),
-    victim: host.incidents.filter((i) => i.victims.some((each) => each.vm === vm.vm)).map((i) => [i.first_unix_ns / 1e9, i.last_unix_ns / 1e9]) }));
-  const most = series ? Math.ceil(BRIDGED_NS / series.step) : 0;
-  const spans = series ? shaded(host.incidents, measured(series.vms, series.seconds, series.step / 1e9, most)) : [];
-  const choose = (vm, isWanted) => change({ vms: (isWanted ? [...ids, vm.vm] : ids.filter((each) => each !== vm.vm)).join(",") });
+  const drawn = choice.picked.map((vm) => ({ vm: vm.vm, name: vm.name || `${vm.job} ${vm.vm.slice(0, 8)}`, colour: ids.indexOf(vm.vm) }));
+  const spans = sums ? shaded(host.incidents, measured(sums.vms, sums.seconds, sums.step / 1e9, Math.ceil(BRIDGED_NS / sums.step))) : [];
+  const pick = (vm, isWanted) => change({ vms: (isWanted ? [...ids, vm.vm] : ids.filter((each) => each !== vm.vm)).join(",") });
   const isFull = ids.length >= MOST_LINES;
   const times = { from: route.parameters.from, to: route.parameters.to, last: route.parameters.last };
   const vms = [
     { label: "VM", value: name, cell: (vm) => vmLink(vm, times) },
     { label: "Draw", isControl: true, value: (vm) => Number(ids.includes(vm.vm)), hint: "in the charts", cell: (vm) => h("input", {
       type: "checkbox", id: `draw-${vm.vm}`, "aria-label": `Draw ${name(vm)}`, checked: ids.includes(vm.vm), disabled: isFull && !ids.includes(vm.vm),
-      onchange: (event) => choose(vm, event.target.checked) }) },
+      onchange: (event) => pick(vm, event.target.checked) }) },
     { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
     { label: "When found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? found(vm.last_event) : ""), hint: "the last change of behaviour, with the host's estimate of the slow-down at that moment; of a VM that suffers no more, the worst while it did" },
     { label: "CPI", value: (vm) => vm.mean_cpi, cell: (vm) => number(vm.mean_cpi), numeric: true },
@@ -161,11 +197,11 @@ export function draw(data, route) {
     ]) : h("p", { class: "quiet" }, "This host never connected itself; its windows were imported."),
     spanForm(path(host.host), route.parameters, shown),
     h("div", { class: "choices" }, metricBoxes(metrics), absolute),
-    series?.vms.length ? [
-      section(rank.size ? "VMs that suffer, first" : "VMs", charts(vmCharts(data, drawn, spans, most, as === "values"))),
-      data.sums && section("The host in all", data.sums.isCut && h("p", { class: "quiet" }, `Only the first ${counted(data.sums.vms.length, "VM")} of ${count(host.vms_in_all)}.`), charts(totals(data))),
+    sums?.vms.length ? [
+      section(choice.victims ? "VMs that suffer, first" : "VMs", series ? charts(vmCharts(data, drawn, spans, as === "values")) : [], leftOut(data)),
+      section("The host in all", sums.isCut && h("p", { class: "quiet" }, `Only the first ${counted(sums.vms.length, "VM")} of ${count(host.vms_in_all)}.`), charts(totals(data, spans))),
     ] : h("p", { class: "empty" }, "No windows of VMs here in this time. They are there once they are in the lake, a minute after they were measured."),
-    section("VMs", table("host-vms", `VMs ${inLastDay(shown)}, ${rank.size ? "victims first, then " : ""}the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > ids.length ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, listed, "No VM ran.")),
+    section("VMs", table("host-vms", `VMs ${inLastDay(shown)}, ${choice.victims ? "victims first, then " : ""}the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > ids.length ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, listed, "No VM ran.")),
     section("Incidents", table("host-incidents", `Incidents ${inLastDay(shown)}, the last that began first`,
       INCIDENT_COLUMNS.filter((column) => column.label !== "Host"), host.incidents, `No incident ${inLastDay(shown)}.`)),
   ];

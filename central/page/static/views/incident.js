@@ -1,11 +1,13 @@
 // One incident: who suffers and by how much, from whom, since when; what to do; what else changed then; the evidence.
 import { unlessUnknown } from "../api.js";
+import { askBaseline, relative, usual } from "../baseline.js";
 import { charts, timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
 import { count, counted, duration, exact, isKnown, number, plain, slowDown, time } from "../format.js";
 import { acknowledgeForm, noteForm, silenceForm } from "../people.js";
+import { withEnds, withInterval } from "../metrics.js";
 import { actions } from "../remedy.js";
-import { askSeries, median, POINTS } from "../series.js";
+import { askSeries, POINTS } from "../series.js";
 import { span, spanForm } from "../span.js";
 import { table } from "../table.js";
 import { foundBy, jobLink, link, verdict, vmLink } from "../words.js";
@@ -27,8 +29,11 @@ export async function load(ask, { what, parameters }) {
   const around = { since: Math.floor(first), until: Math.ceil(last / GRID_MS) * GRID_MS, isLive: false };
   const shown = parameters.from || parameters.to || parameters.last ? span(parameters, POINTS) : around;
   const vms = [...i.victims.slice(0, LINES), ...i.suspects.slice(0, LINES)].map((vm) => vm.vm);
-  const series = vms.length ? await askSeries(ask, { vms: [...new Set(vms)] }, ["slow_down_ratio", "cpi", "cpu_usage_cores"], shown) : null;
-  return { ...detail, changes, shown, series };
+  const [series, baseline] = await Promise.all([
+    vms.length ? askSeries(ask, { vms: [...new Set(vms)] }, withEnds(["slow_down_ratio", "cpi", "cpu_usage_cores"]), shown) : null,
+    askBaseline(ask, i.host, i.victims.slice(0, LINES).map((vm) => vm.vm), ["cpi"], [i]),
+  ]);
+  return { ...detail, changes, shown, series, baseline };
 }
 
 const vmColumns = (peak, hint, at, ...more) => [
@@ -105,28 +110,28 @@ const CHANGES = [
 function victimLines(series, i, of) {
   return i.victims.slice(0, LINES).map((vm, k) => {
     const mine = series.vms.find((each) => each.vm === vm.vm);
-    return { label: name(vm), values: mine ? of(mine.values) : [], colour: k };
+    return { vm: vm.vm, label: name(vm), colour: k, ...(mine ? of(mine) : { values: [] }) };
   }).filter((line) => line.values.some(isKnown));
 }
 
 /** Victims, suspects and what else changed, on one time. */
-function timeline({ series, incident: i }, changes) {
+function timeline({ series, baseline, incident: i }, changes) {
   if (!series) return h("p", { class: "empty" }, "No windows of its VMs are in the lake for this time.");
   const most = Math.ceil(BRIDGED_NS / series.step);
   const spans = [[i.first_unix_ns / 1e9, i.last_unix_ns / 1e9]];
   const marks = changes.map((c) => ({ at: c.unix_ns / 1e9, label: c.mark }));
-  const before = i.first_unix_ns / 1e9 - 60;
-  const victims = victimLines(series, i, (values) => values.slow_down_ratio ?? []);
-  const cpis = victimLines(series, i, ({ cpi = [] }) => {
-    const usual = median(cpi.filter((_, at) => series.seconds[at] < before));
-    return usual ? cpi.map((value) => (isKnown(value) ? value / usual : null)) : [];
-  });
+  const victims = victimLines(series, i, (mine) => withInterval(mine.values, "slow_down_ratio"));
+  const known = victimLines(series, i, (mine) => ({ values: mine.values.cpi ?? [] }));
+  const cpis = known.map((line) => ({ ...line, values: relative(line.values, usual(line.vm, "cpi", { baseline }, [])) })).filter((line) => line.values.length);
+  const without = known.filter((line) => !cpis.some((each) => each.vm === line.vm)).map((line) => line.label);
+  const unknown = without.length > 0 ? ` Nothing is known of the hour before of ${without.join(", ")}.` : "";
   const suspects = i.suspects.slice(0, LINES).map((vm, k) => ({ label: name(vm), colour: k + 3, values: series.vms.find((each) => each.vm === vm.vm)?.values.cpu_usage_cores ?? [] }))
     .filter((line) => line.values.some(isKnown));
   const said = `Steps of ${duration(series.step)}. Shaded: the incident${changes.length ? "; lettered: what else changed" : ""}.`;
   return charts([
     victims.length ? timeChart("Victims: slow-down", said, series.seconds, victims, "times undisturbed", spans, most, marks) : "the victims' slow-down",
-    cpis.length ? timeChart("Victims: CPI, beside before the incident", said, series.seconds, cpis, "times before", spans, most, marks) : "the victims' CPI before",
+    cpis.length ? timeChart("Victims: CPI, beside the hour before the incident", `${said}${unknown}`, series.seconds, cpis, "times before", spans, most, marks)
+      : known.length ? "the victims' CPI beside the hour before the incident, of which nothing is known" : "the victims' CPI",
     suspects.length ? timeChart("Suspects: CPU usage", said, series.seconds, suspects, "cores", spans, most, marks) : "the suspects' usage",
   ], "charts one");
 }

@@ -3,7 +3,7 @@ import { unlessUnknown } from "../api.js";
 import { charts, timeChart } from "../charts.js";
 import { facts, field, form, h, section } from "../dom.js";
 import { bytes, counted, duration, exact, isKnown, nanoseconds, number, slowDown, time } from "../format.js";
-import { chosen, metric } from "../metrics.js";
+import { chosen, metric, withEnds, withInterval } from "../metrics.js";
 import { actions, inOneLine } from "../remedy.js";
 import { askSeries, askYesterday, metricBoxes, POINTS } from "../series.js";
 import { inLastDay, lastDay, span, spanForm } from "../span.js";
@@ -24,7 +24,7 @@ export async function load(ask, { what, parameters }) {
   const vm = history?.vm ?? what;
   const asked = { vms: [vm] };
   const [series, beside, incidents, known] = await Promise.all([
-    askSeries(ask, asked, metrics, shown),
+    askSeries(ask, asked, withEnds(metrics), shown),
     other ? askSeries(ask, { vms: [other] }, metrics, shown) : parameters.compare ? askYesterday(ask, asked, metrics, shown) : null,
     unlessUnknown(ask("v1/incidents", { vm, page_size: 50 })),
     unlessUnknown(ask("v1/facts", { vm, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
@@ -89,7 +89,7 @@ function drawn({ series, beside, metrics, other, incidents }, name) {
     const why = mine.why[each];
     if (!values.some(isKnown) && !theirs) return `${words}${why && why !== "unknown" ? ` (${why.replaceAll("_", " ")})` : ""}`;
     return timeChart(words, `Steps of ${duration(series.step)}${theirs ? `; dashed: ${label}` : ""}. Shaded: incidents.`, series.seconds, [
-      { label: name, values },
+      { label: name, ...withInterval(mine.values, each) },
       ...(theirs ? [{ label, values: aligned(theirs.values[each] ?? [], values.length), dash: true, isBeside: true, colour: 1 }] : []),
     ], unit, spans, most);
   }));

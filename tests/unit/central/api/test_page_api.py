@@ -214,6 +214,25 @@ async def test_a_hosts_lines_by_hand(fleet, local):
     assert imported["summary"] is None and [vm["vm"] for vm in imported["vms"]] == ["w1"]
 
 
+async def test_victims_are_among_a_hosts_vms_whatever_their_cpu(fleet, local):
+    _, before = await get(local, "/v1/host-timeline?host=h1&top=2")
+    assert [vm["vm"] for vm in before["vms"]] == ["s2", "s1"]
+
+    def suffers(number, vm, ago_s):
+        report = agent_pb2.Trigger(unix_ns=NOW - ago_s * S, slot_ns=60 * S, mn_cpi=3.0, mn_cpi_threshold=2.0)
+        report.victims.add(vm=vm, job="web", cpi=1.0, n_cpi=2.0, threshold_cpi=1.0)
+        fleet.store.take([reported(number, report)], gap_ns=GAP, oldest_unix_ns=0)
+
+    suffers(1, "w2", 2400)
+    _, past = await get(local, "/v1/host-timeline?host=h1&top=2")
+    assert [vm["vm"] for vm in past["vms"]] == ["s2", "w2"], "in order of CPU"
+    suffers(2, "w1", 60)
+    for top, expected in ((1, ["w1"]), (2, ["w1", "w2"]), (3, ["s2", "w1", "w2"])):
+        _, both = await get(local, f"/v1/host-timeline?host=h1&top={top}")
+        assert [vm["vm"] for vm in both["vms"]] == expected, "victims of open incidents before others"
+        assert both["vms_in_all"] == before["vms_in_all"]
+
+
 async def test_a_hosts_vms_have_names_and_what_was_found_of_them(fleet, local):
     seen = [row(n, NOW - DAY_NS, host=host, suspect="scan") for n, host in enumerate(("h9", "h1"), 1)]
     fleet.store.take(seen, gap_ns=GAP, oldest_unix_ns=0)

@@ -377,8 +377,8 @@ async def test_full_hosts_by_http(asked, local, lake):  # noqa: F811 - the fixtu
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [
-        ("/v1/placement", 400, "name either the VM's job, or its loading as cpu=0.5,disk=0.2"),
-        ("/v1/placement?job=a&loading=cpu%3D1", 400, "name either the VM's job"),
+        ("/v1/placement", 400, "give either the VM's job, or its loading as cpu=0.5,disk=0.2"),
+        ("/v1/placement?job=a&loading=cpu%3D1", 400, "give either the VM's job"),
         ("/v1/placement?job=db&top=1001", 400, "top must be an integer from 0 to 1000 (value '1001')"),
         ("/v1/placement?job=none", 404, "no VM of job 'none' was seen in the last 600 s; give its loading instead"),
         ("/v1/placement?loading=cpu%3D5", 400, "loading cpu=5: must be within 0..1, the share of the VM's time at cpu"),
