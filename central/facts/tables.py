@@ -123,9 +123,17 @@ def projects_at(connection: sa.Connection, unix_ns: int, limit: int) -> dict[tup
 
 
 def vms_of(
-    connection: sa.Connection, projects: Iterable[str], since_unix_ns: int, until_unix_ns: int, limit: int
+    connection: sa.Connection,
+    projects: Iterable[str],
+    since_unix_ns: int,
+    until_unix_ns: int,
+    limit: int,
+    host: str = "",
 ) -> list[str]:
-    """Return the UUIDs of the VMs that were of one of some projects at some time in [since, until), in order."""
+    """Return the UUIDs of the VMs that were of one of some projects at some time in [since, until), in order.
+
+    `host`: only those that were on it then.
+    """
     ended = sa.select(sa.func.min(_later.c.from_unix_ns)).where(
         _later.c.host == _c.host, _later.c.vm == _c.vm, _later.c.from_unix_ns > _c.from_unix_ns
     )
@@ -134,7 +142,27 @@ def vms_of(
         sa.func.coalesce(ended.scalar_subquery(), until_unix_ns) > since_unix_ns
     )
     found = sa.select(_c.vm).where(_c.vm != "", ~_c.gone, of, held).distinct().order_by(_c.vm)
+    if host:
+        found = found.where(_c.host == host)
     return list(connection.execute(found.limit(limit)).scalars())
+
+
+def has_project(connection: sa.Connection, project: str, *, vm: str = "", host: str = "", job: str = "") -> bool:
+    """Whether a VM is or was of a project: any that agrees with the UUID, the host and the job that are given."""
+    mine = [_c.vm == vm] if vm else [_c.vm != ""]
+    mine += [_c.host == host] if host else []
+    mine += [_c.job == job.lower()] if job else []
+    return bool(connection.scalar(sa.select(sa.exists().where(*mine, _c.project == project.lower(), ~_c.gone))))
+
+
+def of_project(connection: sa.Connection, project: str, vms: Sequence[str]) -> list[str]:
+    """Return those of some VMs, each by its UUID or name, that are or were of a project."""
+    mine = (_c.project == project.lower()) & ~_c.gone
+    uuids, names = (
+        set(connection.scalars(sa.select(column).where(mine, column.in_(asked)).distinct()))
+        for column, asked in ((_c.vm, vms), (_c.name, [vm.lower() for vm in vms]))
+    )
+    return [vm for vm in vms if vm in uuids or vm.lower() in names]
 
 
 def hosts_at(
@@ -155,9 +183,14 @@ def history(connection: sa.Connection, vm: str) -> list[VmRecord]:
     return [vm_record(*row[:4]) for row in connection.execute(shown.limit(_SHOWN_VERSIONS))]
 
 
-def named(connection: sa.Connection, name: str, limit: int) -> list[str]:
-    """Return the UUIDs of VMs, also of gone ones, that have or had a name, in any case."""
+def named(connection: sa.Connection, name: str, limit: int, project: str = "") -> list[str]:
+    """Return the UUIDs of VMs, also of gone ones, that have or had a name, in any case.
+
+    `project`: only those that had it as VMs of this one.
+    """
     found = sa.select(_c.vm).where(_c.vm != "", ~_c.gone, _c.name == name.lower()).distinct().order_by(_c.vm)
+    if project:
+        found = found.where(_c.project == project.lower())
     return list(connection.execute(found.limit(limit)).scalars())
 
 

@@ -44,6 +44,7 @@ class StoreError(Exception):
 class IncidentQuery:
     """Which incidents, "" and 0 mean all; fields as in `whitepanda.v1.ListIncidentsRequest`."""
 
+    number: int = 0  # only this one
     host: str = ""
     suspect_job: str = ""
     victim_job: str = ""
@@ -60,6 +61,8 @@ def _find(
     """Return up to `limit` incidents after a place, the newest first."""
     i, v = tables.incidents.c, tables.incident_vms.c
     conditions = []
+    if query.number:
+        conditions.append(i.id == query.number)
     if query.host:
         conditions.append(i.host == query.host)
     with_vms = (
@@ -206,7 +209,8 @@ class IncidentStore:
     totals = _reads(read_totals)
     silenced = _reads(silences.silenced)
     list_silences = _reads(silences.listed)
-    audit = _reads(people.read_audit)
+    silenced_vms = _reads(silences.silenced_vms)
+    audit = _reads(silences.audit_of)
     changes_of = _reads(changes.changes_of)
     take = _writes(grouping.take)
     prune = _writes(grouping.prune)

@@ -425,10 +425,12 @@ class ListIncidentsResponse(_message.Message):
     def __init__(self, incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetIncidentRequest(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "project")
     ID_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     id: int
-    def __init__(self, id: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, id: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class IncidentDetail(_message.Message):
     __slots__ = ("incident", "reports", "recurrence", "notes")
@@ -475,16 +477,18 @@ class ListSuspectJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[SuspectJob, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetVmHistoryRequest(_message.Message):
-    __slots__ = ("vm", "since_unix_ns", "until_unix_ns", "max_windows")
+    __slots__ = ("vm", "since_unix_ns", "until_unix_ns", "max_windows", "project")
     VM_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     MAX_WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     vm: str
     since_unix_ns: int
     until_unix_ns: int
     max_windows: int
-    def __init__(self, vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., max_windows: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., max_windows: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class VmHistory(_message.Message):
     __slots__ = ("vm", "windows", "windows_left_out", "events", "incidents", "name")
@@ -941,14 +945,16 @@ class Antagonist(_message.Message):
     def __init__(self, job: _Optional[str] = ..., incidents: _Optional[int] = ..., hosts: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., coefficient: _Optional[float] = ..., standard_error: _Optional[float] = ...) -> None: ...
 
 class GetJobRequest(_message.Message):
-    __slots__ = ("job", "bins", "top")
+    __slots__ = ("job", "bins", "top", "project")
     JOB_FIELD_NUMBER: _ClassVar[int]
     BINS_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     job: str
     bins: int
     top: int
-    def __init__(self, job: _Optional[str] = ..., bins: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, job: _Optional[str] = ..., bins: _Optional[int] = ..., top: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class JobDetail(_message.Message):
     __slots__ = ("job", "statistics", "coefficient", "history", "distributions", "hosts", "hosts_in_all", "vms", "since_unix_ns", "until_unix_ns", "recurrence")
@@ -1019,18 +1025,20 @@ class JobHost(_message.Message):
     def __init__(self, host: _Optional[str] = ..., platform: _Optional[str] = ..., vms: _Optional[int] = ..., mean_cpi: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ...) -> None: ...
 
 class GetHostTimelineRequest(_message.Message):
-    __slots__ = ("host", "since_unix_ns", "until_unix_ns", "points", "top")
+    __slots__ = ("host", "since_unix_ns", "until_unix_ns", "points", "top", "project")
     HOST_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     POINTS_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     host: str
     since_unix_ns: int
     until_unix_ns: int
     points: int
     top: int
-    def __init__(self, host: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., points: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, host: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., points: _Optional[int] = ..., top: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class HostTimeline(_message.Message):
     __slots__ = ("host", "summary", "since_unix_ns", "until_unix_ns", "step_ns", "vms", "vms_in_all", "incidents")
@@ -1237,14 +1245,16 @@ class EndSilenceRequest(_message.Message):
     def __init__(self, id: _Optional[int] = ..., operator: _Optional[str] = ...) -> None: ...
 
 class ListSilencesRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "current_only")
+    __slots__ = ("page_size", "page_token", "current_only", "project")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CURRENT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     current_only: bool
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., current_only: _Optional[bool] = ...) -> None: ...
+    project: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., current_only: _Optional[bool] = ..., project: _Optional[str] = ...) -> None: ...
 
 class ListSilencesResponse(_message.Message):
     __slots__ = ("silences", "next_page_token")
@@ -1255,12 +1265,14 @@ class ListSilencesResponse(_message.Message):
     def __init__(self, silences: _Optional[_Iterable[_Union[Silence, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListAuditRequest(_message.Message):
-    __slots__ = ("page_size", "page_token")
+    __slots__ = ("page_size", "page_token", "project")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    project: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
 
 class AuditEntry(_message.Message):
     __slots__ = ("id", "unix_ns", "by", "action", "incident", "silence", "text")
@@ -1289,10 +1301,12 @@ class ListAuditResponse(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetIncidentTimelineRequest(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "project")
     ID_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     id: int
-    def __init__(self, id: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, id: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class IncidentChange(_message.Message):
     __slots__ = ("unix_ns", "kind", "vm", "name", "text")
@@ -1567,14 +1581,16 @@ class TopVm(_message.Message):
     def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., job: _Optional[str] = ..., mean: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
 
 class GetFactsRequest(_message.Message):
-    __slots__ = ("vm", "host", "at_unix_ns")
+    __slots__ = ("vm", "host", "at_unix_ns", "project")
     VM_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     vm: str
     host: str
     at_unix_ns: int
-    def __init__(self, vm: _Optional[str] = ..., host: _Optional[str] = ..., at_unix_ns: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, vm: _Optional[str] = ..., host: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class VmVersion(_message.Message):
     __slots__ = ("host", "facts", "until_unix_ns")

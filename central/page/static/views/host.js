@@ -28,25 +28,16 @@ export async function load(ask, { what, parameters }) {
   const shown = span(parameters, POINTS);
   const metrics = chosen(parameters.metrics, USUAL);
   const times = lastDay(shown);
-  const [host, series, sums, known, ours] = await Promise.all([
-    ask("v1/host-timeline", { host: what, ...times, points: 2 }),
-    askSeries(ask, { hosts: [what] }, metrics, shown),
-    askSeries(ask, { hosts: [what] }, TOTALS.map(([name]) => name), shown, SUM_POINTS),
-    unlessUnknown(ask("v1/facts", { host: what, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
-    parameters.project ? ask("v1/vm-facts", { host: what, project: parameters.project, page_size: 1000 }) : null,
+  const { project } = parameters;
+  const scope = { hosts: [what], projects: project };
+  const [host, series, sums, known] = await Promise.all([
+    ask("v1/host-timeline", { host: what, project, ...times, points: 2 }),
+    askSeries(ask, scope, metrics, shown),
+    askSeries(ask, scope, TOTALS.map(([name]) => name), shown, SUM_POINTS),
+    unlessUnknown(ask("v1/facts", { host: what, project, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
   ]);
-  if (ours) narrow(host, [series, sums], new Set(ours.vms.map((each) => each.facts.vm)));
   const open = host.incidents.find((i) => i.open);
-  return { shown, metrics, host, series, sums, known: known?.host?.facts, detail: open ? await unlessUnknown(ask(`v1/incidents/${open.id}`)) : null };
-}
-
-/** Leave only these VMs, and incidents that they are in. */
-function narrow(host, found, ids) {
-  const isOurs = (each) => ids.has(each.vm);
-  host.vms = host.vms.filter(isOurs);
-  host.vms_in_all = host.vms.length;
-  host.incidents = host.incidents.filter((i) => [...i.victims, ...i.suspects].some(isOurs));
-  for (const series of found) if (series) series.vms = series.vms.filter(isOurs);
+  return { shown, metrics, host, series, sums, known: known?.host?.facts, detail: open ? await unlessUnknown(ask(`v1/incidents/${open.id}`, { project })) : null };
 }
 
 const path = (host) => `/host/${encodeURIComponent(host)}`;
