@@ -42,7 +42,10 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class IncidentQuery:
-    """Which incidents, "" and 0 mean all; fields as in `whitepanda.v1.ListIncidentsRequest`."""
+    """Which incidents, "" and 0 mean all; fields as in `whitepanda.v1.ListIncidentsRequest`.
+
+    With both `vm` and `project` it is that VM that was of the project.
+    """
 
     number: int = 0  # only this one
     host: str = ""
@@ -68,10 +71,11 @@ def _find(
     with_vms = (
         (query.suspect_job, (v.job == query.suspect_job) & tables.was_first()),
         (query.victim_job, (v.job == query.victim_job) & (v.role == tables.ROLE_VICTIM)),
-        (query.project, v.project == query.project),
+        (query.project if not query.vm else "", v.project == query.project),
     )
     if query.vm:
-        by_uuid, by_name = (sa.select(v.incident).where(column == query.vm) for column in (v.vm, v.name))
+        of = v.project == query.project if query.project else sa.true()
+        by_uuid, by_name = (sa.select(v.incident).where(column == query.vm, of) for column in (v.vm, v.name))
         conditions.append(i.id.in_(sa.union_all(by_uuid, by_name)))
     conditions += [_has(connection, condition) for name, condition in with_vms if name]
     if query.open_since_unix_ns:

@@ -75,6 +75,9 @@ async def test_an_incident_is_shown_whole_to_the_projects_that_are_in_it(central
         field, said = await refused(central, method, id=1, project="solo")
         assert (field, said[:47]) == ("id", "no incident 1 with a VM of project 'solo'; it w")
         assert (await refused(central, method, id=9, project="shop"))[0] == "id"
+    for vm, count in ((vm_id(0), 1), ("web-0", 1), (vm_id(1), 0)):
+        found = await ask(central, "ListIncidents", vm=vm, project="shop")
+        assert len(found.incidents) == count, "the VM itself is of the project"
 
 
 async def test_a_vms_history_is_that_of_its_project(central):
