@@ -55,6 +55,14 @@ class FactStore:
             lambda connection: tables.vms_of(connection, projects, since_unix_ns, until_unix_ns, limit, host)
         )
 
+    def projects_of(
+        self, vms: Sequence[str], projects: Sequence[str], since_unix_ns: int, until_unix_ns: int
+    ) -> dict[str, str]:
+        """Return which of some projects each of some VMs was of in [since, until), the last one."""
+        return self._database.read(
+            lambda connection: tables.projects_of(connection, vms, projects, since_unix_ns, until_unix_ns)
+        )
+
     def has_project(self, project: str, *, vm: str = "", host: str = "", job: str = "") -> bool:
         """Whether a VM is or was of a project: any that agrees with the UUID, the host and the job that are given."""
         return self._database.read(partial(tables.has_project, project=project, vm=vm, host=host, job=job))

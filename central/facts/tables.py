@@ -134,17 +134,22 @@ def vms_of(
 
     `host`: only those that were on it then.
     """
-    ended = sa.select(sa.func.min(_later.c.from_unix_ns)).where(
-        _later.c.host == _c.host, _later.c.vm == _c.vm, _later.c.from_unix_ns > _c.from_unix_ns
-    )
-    of = _c.project.in_([project.lower() for project in projects])
-    held = (_c.from_unix_ns < until_unix_ns) & (
-        sa.func.coalesce(ended.scalar_subquery(), until_unix_ns) > since_unix_ns
-    )
+    of, held = _c.project.in_([project.lower() for project in projects]), _held_in(since_unix_ns, until_unix_ns)
     found = sa.select(_c.vm).where(_c.vm != "", ~_c.gone, of, held).distinct().order_by(_c.vm)
     if host:
         found = found.where(_c.host == host)
     return list(connection.execute(found.limit(limit)).scalars())
+
+
+def projects_of(
+    connection: sa.Connection, vms: Sequence[str], projects: Sequence[str], since_unix_ns: int, until_unix_ns: int
+) -> dict[str, str]:
+    """Return which of some projects each of some VMs was of in [since, until): the last one, as `projects` names it."""
+    names = {project.lower(): project for project in projects}
+    held = _held_in(since_unix_ns, until_unix_ns) & ~_c.gone & _c.project.in_(names) & _c.vm.in_(vms)
+    last = sa.func.max(_c.from_unix_ns)
+    found = sa.select(_c.vm, _c.project).where(held).group_by(_c.vm, _c.project).order_by(last)
+    return {row.vm: names[row.project] for row in connection.execute(found)}
 
 
 def has_project(connection: sa.Connection, project: str, *, vm: str = "", host: str = "", job: str = "") -> bool:
@@ -241,6 +246,11 @@ def _at(
         .order_by(_c.host, _c.vm)
     )
     return [(host, payload, begun, until) for host, payload, begun, until in connection.execute(held.limit(limit))]
+
+
+def _held_in(since_unix_ns: int, until_unix_ns: int) -> sa.ColumnElement[bool]:
+    """The condition that a version held at some time in [since, until)."""
+    return (_c.from_unix_ns < until_unix_ns) & (sa.func.coalesce(_ended(), until_unix_ns) > since_unix_ns)
 
 
 def _after() -> sa.ColumnElement[bool]:

@@ -45,6 +45,14 @@ class FleetVmOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FLEET_VM_ORDER_CPU: _ClassVar[FleetVmOrder]
     FLEET_VM_ORDER_LAST: _ClassVar[FleetVmOrder]
 
+class GroupBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GROUP_BY_UNSPECIFIED: _ClassVar[GroupBy]
+    GROUP_BY_VM: _ClassVar[GroupBy]
+    GROUP_BY_HOST: _ClassVar[GroupBy]
+    GROUP_BY_JOB: _ClassVar[GroupBy]
+    GROUP_BY_PROJECT: _ClassVar[GroupBy]
+
 class TopBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOP_BY_UNSPECIFIED: _ClassVar[TopBy]
@@ -78,6 +86,11 @@ FLEET_VM_ORDER_SLOW_DOWN: FleetVmOrder
 FLEET_VM_ORDER_CPI: FleetVmOrder
 FLEET_VM_ORDER_CPU: FleetVmOrder
 FLEET_VM_ORDER_LAST: FleetVmOrder
+GROUP_BY_UNSPECIFIED: GroupBy
+GROUP_BY_VM: GroupBy
+GROUP_BY_HOST: GroupBy
+GROUP_BY_JOB: GroupBy
+GROUP_BY_PROJECT: GroupBy
 TOP_BY_UNSPECIFIED: TopBy
 TOP_BY_MEAN: TopBy
 TOP_BY_MAX: TopBy
@@ -1435,7 +1448,7 @@ class SearchResponse(_message.Message):
     def __init__(self, hits: _Optional[_Iterable[_Union[SearchHit, _Mapping]]] = ...) -> None: ...
 
 class QuerySeriesRequest(_message.Message):
-    __slots__ = ("metrics", "vms", "hosts", "jobs", "projects", "since_unix_ns", "until_unix_ns", "points", "page_size", "page_token")
+    __slots__ = ("metrics", "vms", "hosts", "jobs", "projects", "since_unix_ns", "until_unix_ns", "points", "page_size", "page_token", "group_by")
     METRICS_FIELD_NUMBER: _ClassVar[int]
     VMS_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
@@ -1446,6 +1459,7 @@ class QuerySeriesRequest(_message.Message):
     POINTS_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GROUP_BY_FIELD_NUMBER: _ClassVar[int]
     metrics: _containers.RepeatedScalarFieldContainer[str]
     vms: _containers.RepeatedScalarFieldContainer[str]
     hosts: _containers.RepeatedScalarFieldContainer[str]
@@ -1456,7 +1470,8 @@ class QuerySeriesRequest(_message.Message):
     points: int
     page_size: int
     page_token: str
-    def __init__(self, metrics: _Optional[_Iterable[str]] = ..., vms: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., jobs: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., points: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    group_by: GroupBy
+    def __init__(self, metrics: _Optional[_Iterable[str]] = ..., vms: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., jobs: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., points: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., group_by: _Optional[_Union[GroupBy, str]] = ...) -> None: ...
 
 class QuerySeriesResponse(_message.Message):
     __slots__ = ("since_unix_ns", "until_unix_ns", "step_ns", "slot_ns", "vms", "next_page_token")
@@ -1475,18 +1490,20 @@ class QuerySeriesResponse(_message.Message):
     def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., vms: _Optional[_Iterable[_Union[VmSeries, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class VmSeries(_message.Message):
-    __slots__ = ("vm", "name", "job", "places", "metrics")
+    __slots__ = ("vm", "name", "job", "places", "metrics", "group")
     VM_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     vm: str
     name: str
     job: str
     places: _containers.RepeatedCompositeFieldContainer[VmPlace]
     metrics: _containers.RepeatedCompositeFieldContainer[MetricSeries]
-    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., places: _Optional[_Iterable[_Union[VmPlace, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ...) -> None: ...
+    group: str
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., places: _Optional[_Iterable[_Union[VmPlace, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ..., group: _Optional[str] = ...) -> None: ...
 
 class VmPlace(_message.Message):
     __slots__ = ("host", "since_unix_ns", "until_unix_ns")
@@ -1499,7 +1516,7 @@ class VmPlace(_message.Message):
     def __init__(self, host: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
 
 class MetricSeries(_message.Message):
-    __slots__ = ("metric", "unit", "mean", "min", "max", "count", "absences")
+    __slots__ = ("metric", "unit", "mean", "min", "max", "count", "absences", "joined", "vms")
     METRIC_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     MEAN_FIELD_NUMBER: _ClassVar[int]
@@ -1507,6 +1524,8 @@ class MetricSeries(_message.Message):
     MAX_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     ABSENCES_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
     metric: str
     unit: str
     mean: _containers.RepeatedScalarFieldContainer[float]
@@ -1514,7 +1533,9 @@ class MetricSeries(_message.Message):
     max: _containers.RepeatedScalarFieldContainer[float]
     count: _containers.RepeatedScalarFieldContainer[int]
     absences: _containers.RepeatedCompositeFieldContainer[Absence]
-    def __init__(self, metric: _Optional[str] = ..., unit: _Optional[str] = ..., mean: _Optional[_Iterable[float]] = ..., min: _Optional[_Iterable[float]] = ..., max: _Optional[_Iterable[float]] = ..., count: _Optional[_Iterable[int]] = ..., absences: _Optional[_Iterable[_Union[Absence, _Mapping]]] = ...) -> None: ...
+    joined: str
+    vms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, metric: _Optional[str] = ..., unit: _Optional[str] = ..., mean: _Optional[_Iterable[float]] = ..., min: _Optional[_Iterable[float]] = ..., max: _Optional[_Iterable[float]] = ..., count: _Optional[_Iterable[int]] = ..., absences: _Optional[_Iterable[_Union[Absence, _Mapping]]] = ..., joined: _Optional[str] = ..., vms: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Absence(_message.Message):
     __slots__ = ("since_unix_ns", "until_unix_ns", "reason")
