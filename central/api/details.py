@@ -87,7 +87,7 @@ async def get_host_timeline(context: Context, request: fleet_pb2.GetHostTimeline
         ask, store = context.history.ask, context.facts
         if project and not incidents and not await ask(store.has_project, project, host=host):
             raise unknown(f"no VM of project {project[:80]!r} is or was on host {host[:80]!r}", "host")
-        ours = await ask(store.vms_of, [project], since, until, _MAX_VMS, host) if project else []
+        ours = await ask(store.vms_of, [project], since, until, _MAX_VMS, hosts=[host]) if project else []
     lines = await context.drawing.read_lake(
         f"windows of {host[:80]!r}",
         lambda: read_lines(context.lake, context.times, host, since, until, step),

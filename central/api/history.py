@@ -169,11 +169,12 @@ async def _read_scope(context: Context, request: Any, since: int, until: int, vm
     """Return whose windows are asked for; projects are those of the VMs' facts. None: no VM is of the projects."""
     if request.projects:
         ask, store = context.history.ask, context.facts
-        found = await ask(store.vms_of, list(request.projects), since, until, MAX_SCOPE + 1)
+        only = {"hosts": list(request.hosts), "vms": vms}
+        found = await ask(store.vms_of, list(request.projects), since, until, MAX_SCOPE + 1, **only)
         if len(found) > MAX_SCOPE:
-            problem = f"have more than {MAX_SCOPE:,} VMs in this time; name fewer, or a shorter time, or their jobs"
+            problem = f"have more than {MAX_SCOPE:,} VMs in this time; name fewer, or a shorter time, or hosts"
             raise wrong_field("projects", problem)
-        vms = [vm for vm in found if vm in set(vms)] if vms else found
+        vms = found
         if not vms:
             return None
     return Scope(tuple(dict.fromkeys(vms)), tuple(request.hosts), tuple(request.jobs))

@@ -45,14 +45,22 @@ class FactStore:
         return self._database.read(lambda connection: tables.projects_at(connection, unix_ns, limit))
 
     def vms_of(
-        self, projects: Sequence[str], since_unix_ns: int, until_unix_ns: int, limit: int, host: str = ""
+        self,
+        projects: Sequence[str],
+        since_unix_ns: int,
+        until_unix_ns: int,
+        limit: int,
+        *,
+        hosts: Sequence[str] = (),
+        vms: Sequence[str] = (),
     ) -> list[str]:
         """Return the UUIDs of the VMs that were of one of some projects at some time in [since, until), in order.
 
-        `host`: only those that were on it then.
+        `hosts`: only those that were on one of these then; `vms`: only of these.
         """
+        times = (since_unix_ns, until_unix_ns)
         return self._database.read(
-            lambda connection: tables.vms_of(connection, projects, since_unix_ns, until_unix_ns, limit, host)
+            lambda connection: tables.vms_of(connection, projects, *times, limit, hosts=hosts, vms=vms)
         )
 
     def projects_of(

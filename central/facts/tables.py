@@ -128,16 +128,19 @@ def vms_of(
     since_unix_ns: int,
     until_unix_ns: int,
     limit: int,
-    host: str = "",
+    *,
+    hosts: Sequence[str] = (),
+    vms: Sequence[str] = (),
 ) -> list[str]:
     """Return the UUIDs of the VMs that were of one of some projects at some time in [since, until), in order.
 
-    `host`: only those that were on it then.
+    `hosts`: only those that were on one of these then; `vms`: only of these.
     """
     of, held = _c.project.in_([project.lower() for project in projects]), _held_in(since_unix_ns, until_unix_ns)
     found = sa.select(_c.vm).where(_c.vm != "", ~_c.gone, of, held).distinct().order_by(_c.vm)
-    if host:
-        found = found.where(_c.host == host)
+    for column, wanted in ((_c.host, hosts), (_c.vm, vms)):
+        if wanted:
+            found = found.where(column.in_(wanted))
     return list(connection.execute(found.limit(limit)).scalars())
 
 

@@ -15,8 +15,8 @@ const LINES = MOST_LINES / 2; // where nobody chose
 const BRIDGED_NS = 150e9; // gaps that are no gaps: windows may be longer than steps
 const USUAL = ["cpi", "cpu_usage_cores"];
 const mean = (known) => known.reduce((a, b) => a + b, 0) / known.length;
-/** What a host has in all: sums over its VMs; pressures are their mean. */
-const SUM_POINTS = 60; // so that sums have all VMs of a host
+/** What a host has in all, as central groups it: sums over its VMs; pressures are their mean. */
+const SUM_POINTS = 60; // of an hour: so that steps are not shorter than windows, and sums have all VMs
 const TOTALS = [
   ["cpu_usage_cores"], ["memory_charged_bytes"], ["llc_occupancy_bytes"], ["memory_bandwidth_bytes_per_s"],
   ["pressure_cpu_some_ratio", mean], ["pressure_memory_some_ratio", mean],
@@ -33,7 +33,7 @@ export async function load(ask, { what, parameters }) {
   const [host, series, sums, known] = await Promise.all([
     ask("v1/host-timeline", { host: what, project, ...times, points: 2 }),
     askSeries(ask, scope, metrics, shown),
-    askSeries(ask, scope, TOTALS.map(([name]) => name), shown, SUM_POINTS),
+    askSeries(ask, { ...scope, group_by: "host" }, TOTALS.map(([name]) => name), shown, SUM_POINTS),
     unlessUnknown(ask("v1/facts", { host: what, project, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
   ]);
   const open = host.incidents.find((i) => i.open);
@@ -97,7 +97,7 @@ function totals({ sums, host, series }) {
     const values = total(sums.vms, name, join);
     const { label, unit } = metric(name);
     if (!values.some(isKnown)) return label;
-    return timeChart(`${label}, ${join ? "mean of its VMs" : "its VMs in all"}`, `${counted(sums.vms.length, "VM")}. Shaded: incidents.`, sums.seconds, [{ label: join ? "mean" : "in all", values }], unit, spans, most);
+    return timeChart(`${label}, ${join ? "mean of its VMs" : "its VMs in all"}`, `${counted(sums.vms[0]?.counts[name] ?? 0, "VM")}. Shaded: incidents.`, sums.seconds, [{ label: join ? "mean" : "in all", values }], unit, spans, most);
   });
 }
 
@@ -154,7 +154,7 @@ export function draw(data, route) {
     h("div", { class: "choices" }, metricBoxes(metrics), absolute),
     series?.vms.length ? [
       section(rank.size ? "VMs that suffer, first" : "VMs", charts(vmCharts(data, drawn, spans, most, as === "values"))),
-      data.sums && section("The host in all", data.sums.isCut && h("p", { class: "quiet" }, `Only the first ${counted(data.sums.vms.length, "VM")} of ${count(host.vms_in_all)}.`), charts(totals(data))),
+      data.sums && section("The host in all", charts(totals(data))),
     ] : h("p", { class: "empty" }, "No windows of VMs here in this time. They are there once they are in the lake, a minute after they were measured."),
     section("VMs", table("host-vms", `VMs ${inLastDay(shown)}, ${rank.size ? "victims first, then " : ""}the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > ids.length ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, listed, "No VM ran.")),
     section("Incidents", table("host-incidents", `Incidents ${inLastDay(shown)}, the last that began first`,

@@ -173,7 +173,7 @@ async def test_leaders_of_the_fleet_and_of_a_job(fleet) -> None:
     assert (await refused(fleet, "TopVms", request))[1] == "until_unix_ns"
 
 
-async def test_a_projects_vms_are_those_that_were_of_it_in_the_time(fleet) -> None:
+async def test_a_projects_vms_are_those_that_were_of_it_in_the_time(fleet, monkeypatch) -> None:
     def facts(vm: str, at: int, project: str, **more: object) -> FactRow:
         said = agent_pb2.VmFacts(vm=vm, unix_ns=at, project=project, **more)
         return FactRow("h1", vm, at, said.SerializeToString())
@@ -185,6 +185,11 @@ async def test_a_projects_vms_are_those_that_were_of_it_in_the_time(fleet) -> No
     wanted.projects.append("red")
     assert [vm.vm for vm in (await fleet.answer("QuerySeries", wanted)).vms] == ["vm-0", "vm-1"]
     assert not (await fleet.answer("QuerySeries", query(projects=["green"]))).vms
+    with monkeypatch.context() as patched:
+        patched.setattr("central.api.history.MAX_SCOPE", 1)
+        assert (await refused(fleet, "QuerySeries", wanted))[1] == "projects"
+        wanted.vms.append("vm-1")
+        assert [vm.vm for vm in (await fleet.answer("QuerySeries", wanted)).vms] == ["vm-1"], "a large project's"
     leaders = fleet_pb2.TopVmsRequest(metric="cpi", since_unix_ns=DAY, until_unix_ns=NOW, projects=["red"])
     assert [vm.vm for vm in (await fleet.answer("TopVms", leaders)).vms] == ["vm-1"]
     leaders.projects[:] = ["green"]

@@ -291,4 +291,7 @@ def test_which_vms_are_or_were_of_a_project(store):
     assert store.of_project("red", [other, "mail-1"]) == store.of_project("red", []) == []
     assert store.named("mail-1", 9, "blue") == [other] and store.named("mail-1", 9, "red") == []
     assert store.vms_of(["blue"], 0, 2**62, 9) == [VM, other]
-    assert store.vms_of(["blue"], 0, 2**62, 9, host="node2") == [other]
+    assert store.vms_of(["blue"], 0, 2**62, 9, hosts=["node2", "node3"]) == [other]
+    assert store.vms_of(["blue"], 0, 2**62, 9, vms=[VM, "x"]) == [VM]
+    assert store.projects_of([VM, other], ["Blue", "red"], 0, 250 * S) == {VM: "Blue", other: "Blue"}
+    assert store.projects_of([VM], ["Blue", "red"], 0, 150 * S) == {VM: "red"}
