@@ -66,8 +66,9 @@ async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) 
         if scope is None or (grouping and grouping.by == "project" and not grouping.projects):
             return Series(steps, [], has_more=False)
         limit = min(_vms_of_page(request.page_size, steps.count * len(metrics)), MAX_PAGE_SIZE)
-        named = {"limit": limit, "after": str(after), "stop": stop, "grouping": grouping}
-        return context.fleet_history.series(scope, metrics, steps, **named)
+        return context.fleet_history.series(
+            scope, metrics, steps, limit=limit, after=str(after), stop=stop, grouping=grouping
+        )
 
     found = await stoppable(context, "series of metrics", read)
     if request.vms and not found.vms and not after:
