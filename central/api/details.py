@@ -13,6 +13,7 @@ from central.api.hosts import summary
 from central.api.lake_queries import read_lines
 from central.api.limits import MAX_BINS, MAX_POINTS, MAX_TIME_UNIX_NS
 from central.api.requests import at_most, read_span, read_top, unknown, wrong_field
+from central.api.vms import of_project
 from central.incidents.store import IncidentQuery
 from central.models.groups import Floats
 from whitepanda.common.protocol import or_nan
@@ -21,19 +22,22 @@ from whitepanda.v1 import agent_pb2, fleet_pb2
 _BINS = 40
 _POINTS = 120
 _MAX_LISTED = 1000  # incidents of a host
+_MAX_VMS = 10_000  # of a project on a host, in a day
 _MAX_VALUES = 100_000  # of an answer's lines
 _HIGHEST = 0.995  # share of VMs that the bins span, so that one absurd value does not squeeze the others
 
 
 async def get_job(context: Context, request: fleet_pb2.GetJobRequest) -> fleet_pb2.JobDetail:
-    """A job's CPI by platform, its coefficient then and now, and where it runs."""
-    job, top = request.job, read_top(request.top, 100)
+    """A job's CPI by platform, its coefficient then and now, and where it runs; of a project where its VMs run."""
+    job, project, top = request.job, request.project, read_top(request.top, 100)
     bins = request.bins or _BINS
     if not job:
         raise wrong_field("job", "is missing: name one, as /v1/job-statistics has them")
     at_most("bins", bins, MAX_BINS)
     built = context.builder.current
     async with context.turns.turn():
+        if project and not await context.history.ask(context.facts.has_project, project, job=job):
+            raise unknown(f"no VM of project {project[:80]!r} is or was of job {job[:80]!r}", "job")
         suspected = await context.history.ask(context.history.store.suspect_jobs, limit=1, job=job)
     running, history = await context.drawing.read_lake(
         "who runs now,",
@@ -41,6 +45,9 @@ async def get_job(context: Context, request: fleet_pb2.GetJobRequest) -> fleet_p
         "the machine is busy, or placement.gone_s is very long: try again in a while",
     )
     mine = running.vms.filter(pc.equal(running.vms.column("job"), job))
+    if project:
+        async with context.turns.turn():
+            mine = _only(mine, [each.vm for each in await of_project(context, project)])
     hosts = _hosts(mine)
     detail = fleet_pb2.JobDetail(
         job=job,
@@ -62,8 +69,8 @@ async def get_job(context: Context, request: fleet_pb2.GetJobRequest) -> fleet_p
 
 
 async def get_host_timeline(context: Context, request: fleet_pb2.GetHostTimelineRequest) -> fleet_pb2.HostTimeline:
-    """CPI and CPU usage of a host's VMs over at most a day, and its incidents in that time."""
-    host, top = request.host, read_top(request.top, 100)
+    """CPI and CPU usage of a host's VMs, or a project's, over at most a day, and the incidents in that time."""
+    host, project, top = request.host, request.project, read_top(request.top, 100)
     points = request.points or min(_POINTS, _MAX_VALUES // top)
     if not host:
         raise wrong_field("host", "is missing: name one, as /v1/hosts has them")
@@ -76,12 +83,18 @@ async def get_host_timeline(context: Context, request: fleet_pb2.GetHostTimeline
     since, until = since // step * step, min(-(-until // step), MAX_TIME_UNIX_NS // step) * step
     wanted: dict[str, Any] = {"host": host, "since_unix_ns": since, "until_unix_ns": until}
     async with context.turns.turn():
-        incidents = await context.history.find(IncidentQuery(**wanted), _MAX_LISTED)
+        incidents = await context.history.find(IncidentQuery(**wanted, project=project), _MAX_LISTED)
+        ask, store = context.history.ask, context.facts
+        if project and not incidents and not await ask(store.has_project, project, host=host):
+            raise unknown(f"no VM of project {project[:80]!r} is or was on host {host[:80]!r}", "host")
+        ours = await ask(store.vms_of, [project], since, until, _MAX_VMS, hosts=[host]) if project else []
     lines = await context.drawing.read_lake(
         f"windows of {host[:80]!r}",
         lambda: read_lines(context.lake, context.times, host, since, until, step),
         "ask for a shorter time by since_unix_ns and until_unix_ns",
     )
+    if project:
+        lines = _only(lines, ours)
     known_host = summary(context, host)
     if known_host is None and not len(lines) and not incidents:
         seen = f"nothing is known of host {host[:80]!r} in this time"
@@ -132,6 +145,11 @@ async def _add_events(context: Context, vms: list[fleet_pb2.VmTimeline], wanted:
         if vm.vm in last:
             vm.last_event.ParseFromString(last[vm.vm].payload)
             vm.last_event.ClearField("evidence")
+
+
+def _only(rows: pa.Table, vms: Sequence[str]) -> pa.Table:
+    """Return the rows of these VMs (UUIDs)."""
+    return rows.filter(pc.is_in(rows.column("vm"), value_set=pa.array(vms, pa.string())))
 
 
 def _floats(column: Any) -> Floats:

@@ -12,16 +12,23 @@ _SAME_NAMES = 20  # enough to name some of them
 
 
 async def get_facts(context: Context, request: fleet_pb2.GetFactsRequest) -> fleet_pb2.Facts:
-    """What a VM, and its host, or a host was at a time; of a VM its last versions too."""
+    """What a VM, and its host, or a host was at a time; of a VM its last versions too.
+
+    Of a project: only of a VM that is or was of it, or a host that one is or was on.
+    """
     if bool(request.vm) == bool(request.host):
         raise wrong_field("vm", "must be given, or host, and not both")
     ask, store = context.history.ask, context.facts
     at_unix_ns = request.at_unix_ns or context.clock_unix_ns()
     found = fleet_pb2.Facts()
-    host = request.host
+    host, project = request.host, request.project
+    if host and project and not await ask(store.has_project, project, host=host):
+        raise unknown(f"no facts are known of host {host[:80]!r} with a VM of project {project[:80]!r}", "host")
     if request.vm:
         versions = await ask(store.history, request.vm)
-        vm = request.vm if versions else await vm_named(context, request.vm)
+        vm = request.vm if versions else await vm_named(context, request.vm, project)
+        if vm and project and not await ask(store.has_project, project, vm=vm):
+            raise unknown(f"no facts are known of VM {request.vm[:80]!r} of project {project[:80]!r}", "vm")
         # After a migration the host that a VM came from may not have said yet that it is gone.
         then = await ask(store.vms_at, at_unix_ns, vm=vm) if vm else ()
         if then:
@@ -37,9 +44,9 @@ async def get_facts(context: Context, request: fleet_pb2.GetFactsRequest) -> fle
     return found
 
 
-async def vm_named(context: Context, name: str) -> str:
-    """Return the UUID of the one VM of a name, "" without one. Raises ApiError if several have it."""
-    vms = await context.history.ask(context.facts.named, name, _SAME_NAMES)
+async def vm_named(context: Context, name: str, project: str = "") -> str:
+    """Return the UUID of the one VM of a name, and of a project, "" without one. Raises ApiError if several have it."""
+    vms = await context.history.ask(context.facts.named, name, _SAME_NAMES, project)
     if len(vms) > 1:
         raise wrong(several_named(name, vms), "vm")
     return vms[0] if vms else ""

@@ -16,13 +16,13 @@ from central.api.context import Context
 from central.api.facts import vm_named
 from central.api.limits import MAX_HISTORY_POINTS, MAX_PAGE_SIZE, MAX_SCOPE, MAX_TIME_UNIX_NS
 from central.api.requests import ApiError, read_page, read_top, unknown, wrong, wrong_field
-from central.history.queries import METRICS, Scope
+from central.history.queries import METRICS, Grouping, Scope
 from central.history.reader import Series, VmLines
 from central.history.steps import Steps
 from central.journal import metric_reasons
 from central.journal.metric_reasons import KnownReason
 from whitepanda.common.texts import several_named
-from whitepanda.common.window_columns import BY_NUMBER, WINDOW_COLUMNS
+from whitepanda.common.window_columns import BY_NAME, BY_NUMBER, WINDOW_COLUMNS
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 _POINTS = 300
@@ -43,7 +43,7 @@ UNKNOWN = "unknown"
 
 
 async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) -> fleet_pb2.QuerySeriesResponse:
-    """Series of metrics of the VMs of a scope, page by page."""
+    """Series of metrics of the VMs of a scope, or of its hosts, jobs or projects in all, page by page."""
     metrics = tuple(dict.fromkeys(request.metrics))
     if not metrics:
         raise wrong_field("metrics", f"is missing: name some of {', '.join(METRICS)}")
@@ -57,34 +57,45 @@ async def query_series(context: Context, request: fleet_pb2.QuerySeriesRequest) 
         raise wrong_field("points", f"{most} (values {points}, {len(metrics)}); ask for fewer points or metrics")
     since, until = _read_time(request, context.clock_unix_ns(), _SERIES_DAYS)
     scope = await _read_scope(context, request, since, until, await _found_vms(context, request.vms))
+    grouping = await _read_grouping(context, request, scope, since, until)
     page = read_page(request, "series", ("",), _filters(request))
     (after,) = page.place
 
     def read(stop: threading.Event) -> Any:
         steps = context.fleet_history.steps(since, until, points)
-        if scope is None:
+        if scope is None or (grouping and grouping.by == "project" and not grouping.projects):
             return Series(steps, [], has_more=False)
         limit = min(_vms_of_page(request.page_size, steps.count * len(metrics)), MAX_PAGE_SIZE)
-        return context.fleet_history.series(scope, metrics, steps, limit=limit, after=str(after), stop=stop)
+        return context.fleet_history.series(
+            scope, metrics, steps, limit=limit, after=str(after), stop=stop, grouping=grouping
+        )
 
     found = await stoppable(context, "series of metrics", read)
     if request.vms and not found.vms and not after:
         raise unknown(f"no window of {', '.join(request.vms[:5])} in this time and scope", "vms")
-    names = await _names(context, found.vms)
-    absent = [lines.vm for lines in found.vms if any(map(len, _absent_steps(lines).values()))]
-    reasons = await asyncio.to_thread(metric_reasons.read, context.journal.path, absent) if absent else []
-    by_metric = defaultdict[tuple[str, str, str], list[KnownReason]](list)
-    for row in reasons:
-        if row.metric in BY_NUMBER:
-            by_metric[row.host, row.vm, BY_NUMBER[row.metric].name].append(row)
+    if grouping:
+        vms = [_group(lines, found.steps) for lines in found.vms]
+    else:
+        vms = await _messages(context, found.vms, found.steps)
     return fleet_pb2.QuerySeriesResponse(
         since_unix_ns=found.steps.since,
         until_unix_ns=found.steps.until,
         step_ns=found.steps.length_ns,
         slot_ns=context.fleet_history.slot_ns if found.steps.is_from_slots else 0,
-        vms=[_message(lines, found.steps, by_metric, names[lines.vm]) for lines in found.vms],
+        vms=vms,
         next_page_token=page.token(found.vms[-1].vm) if found.has_more else "",
     )
+
+
+async def _messages(context: Context, vms: Sequence[VmLines], steps: Steps) -> list[fleet_pb2.VmSeries]:
+    names = await _names(context, vms)
+    absent = [lines.vm for lines in vms if any(map(len, _absent_steps(lines).values()))]
+    reasons = await asyncio.to_thread(metric_reasons.read, context.journal.path, absent) if absent else []
+    by_metric = defaultdict[tuple[str, str, str], list[KnownReason]](list)
+    for row in reasons:
+        if row.metric in BY_NUMBER:
+            by_metric[row.host, row.vm, BY_NUMBER[row.metric].name].append(row)
+    return [_message(lines, steps, by_metric, names[lines.vm]) for lines in vms]
 
 
 async def top_vms(context: Context, request: fleet_pb2.TopVmsRequest) -> fleet_pb2.TopVmsResponse:
@@ -159,14 +170,35 @@ async def _read_scope(context: Context, request: Any, since: int, until: int, vm
     """Return whose windows are asked for; projects are those of the VMs' facts. None: no VM is of the projects."""
     if request.projects:
         ask, store = context.history.ask, context.facts
-        found = await ask(store.vms_of, list(request.projects), since, until, MAX_SCOPE + 1)
+        only = {"hosts": list(request.hosts), "vms": vms}
+        found = await ask(store.vms_of, list(request.projects), since, until, MAX_SCOPE + 1, **only)
         if len(found) > MAX_SCOPE:
-            problem = f"have more than {MAX_SCOPE:,} VMs in this time; name fewer, or a shorter time, or their jobs"
+            problem = f"have more than {MAX_SCOPE:,} VMs in this time; name fewer, or a shorter time, or hosts"
             raise wrong_field("projects", problem)
-        vms = [vm for vm in found if vm in set(vms)] if vms else found
+        vms = found
         if not vms:
             return None
     return Scope(tuple(dict.fromkeys(vms)), tuple(request.hosts), tuple(request.jobs))
+
+
+async def _read_grouping(
+    context: Context, request: fleet_pb2.QuerySeriesRequest, scope: Scope | None, since: int, until: int
+) -> Grouping | None:
+    """Return what the request groups VMs by; None for single VMs."""
+    if request.group_by not in fleet_pb2.GroupBy.values():
+        raise wrong_field("group_by", f"is not known here (value {request.group_by})")
+    if request.group_by == fleet_pb2.GROUP_BY_HOST:
+        return Grouping("host")
+    if request.group_by == fleet_pb2.GROUP_BY_JOB:
+        return Grouping("job")
+    if request.group_by != fleet_pb2.GROUP_BY_PROJECT:
+        return None
+    if not request.projects:
+        raise wrong_field("group_by", "of projects needs their names: give projects")
+    if scope is None:
+        return Grouping("project")
+    ask, store = context.history.ask, context.facts
+    return Grouping("project", await ask(store.projects_of, list(scope.vms), list(request.projects), since, until))
 
 
 def _vms_of_page(page_size: int, points_of_vm: int) -> int:
@@ -181,7 +213,7 @@ def _vms_of_page(page_size: int, points_of_vm: int) -> int:
 def _filters(request: Any) -> str:
     """Return all that a page's token must be of; times that are not given change."""
     names = ("metrics", "vms", "hosts", "jobs", "projects")
-    times = (request.since_unix_ns, request.until_unix_ns, request.points)
+    times = (request.since_unix_ns, request.until_unix_ns, request.points, request.group_by)
     filters = repr(([sorted(getattr(request, name)) for name in names], times))
     # A thousand names are longer than a token may be.
     return hashlib.blake2b(filters.encode(), digest_size=16).hexdigest()
@@ -233,6 +265,16 @@ def _message(
         for first, last, reason in _runs(reasons):
             if reason:
                 series.absences.add(since_unix_ns=_at(steps, first), until_unix_ns=_at(steps, last), reason=reason)
+    return found
+
+
+def _group(lines: VmLines, steps: Steps) -> fleet_pb2.VmSeries:
+    """Return a group's series; why single VMs lack a value is not in it."""
+    found = _message(lines, steps, {}, "")
+    found.vm, found.group = "", lines.vm
+    for series in found.metrics:
+        series.joined = "sum" if BY_NAME[series.metric].adds_up else "mean"
+        series.vms.extend(lines.values[series.metric]["vms"].astype(np.int64))
     return found
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from central.api.context import Context
 from central.api.limits import MAX_TIME_UNIX_NS, MAX_WINDOWS
-from central.api.names import check_names
-from central.api.requests import at_most, check_times, read_page, read_span, unknown, wrong, wrong_field
+from central.api.names import check_names, has_vm_of, is_of_project
+from central.api.requests import ApiError, at_most, check_times, read_page, read_span, unknown, wrong, wrong_field
 from central.incidents.store import IncidentQuery
 from central.validation.events import EventRow
 from central.validation.vm_names import shown_name
@@ -18,6 +18,7 @@ _MOST_VMS = 200_000  # of a project
 _FILTERS = ("host", "suspect_job", "victim_job", "vm", "project", "since_unix_ns", "until_unix_ns")
 _WINDOWS = 1000
 _MAX_LISTED = 1000  # events and incidents of a VM's history
+_MAX_NAMESAKES = 100  # VMs of one name whose project is asked for
 
 
 async def list_incidents(context: Context, request: fleet_pb2.ListIncidentsRequest) -> fleet_pb2.ListIncidentsResponse:
@@ -39,11 +40,18 @@ async def list_incidents(context: Context, request: fleet_pb2.ListIncidentsReque
 async def get_incident(context: Context, request: fleet_pb2.GetIncidentRequest) -> fleet_pb2.IncidentDetail:
     """One incident with its evidence, and how often its suspect was one elsewhere."""
     found = await context.history.ask(context.history.store.get, min(request.id, MAX_TIME_UNIX_NS))
-    if found is None:
-        reason = "it was forgotten, became part of an earlier one, or never was"
-        raise unknown(f"no incident {request.id}; {reason}", "id")
+    if found is None or (request.project and not has_vm_of(found.incident, request.project)):
+        raise no_incident(request)
     await context.history.mark([found.incident])
     return found
+
+
+def no_incident(request: Any) -> ApiError:
+    """Return the error of a request with the number of no incident, or of none with a VM of its project."""
+    project = getattr(request, "project", "")
+    of = f" with a VM of project {project[:80]!r}" if project else ""
+    reason = "it was forgotten, became part of an earlier one, or never was"
+    return unknown(f"no incident {request.id}{of}; {reason}", "id")
 
 
 async def list_suspect_jobs(
@@ -78,17 +86,22 @@ async def list_events(context: Context, request: fleet_pb2.ListEventsRequest) ->
 
 async def get_vm_history(context: Context, request: fleet_pb2.GetVmHistoryRequest) -> fleet_pb2.VmHistory:
     """Windows, events and incidents of a VM over at most a day."""
-    limit = request.max_windows or _WINDOWS
+    limit, project = request.max_windows or _WINDOWS, request.project
     if not request.vm:
         raise wrong_field("vm", "is missing: give the VM's UUID or name")
     at_most("max_windows", limit, MAX_WINDOWS)
     since, until = read_span(request, context.clock_unix_ns())
     found = context.registry.vm_names.find(request.vm)
+    if project and len(found) > 1:
+        async with context.turns.turn():
+            found = [vm for vm in found[:_MAX_NAMESAKES] if await is_of_project(context, vm, project)]
     if len(found) > 1:
         raise wrong(several_named(request.vm, found), "vm")
     vm = found[0] if found else request.vm
     wanted: dict[str, Any] = {"vm": vm, "since_unix_ns": since, "until_unix_ns": until}
     async with context.turns.turn():
+        if project and not await is_of_project(context, vm, project):
+            raise unknown(f"nothing is known of VM {request.vm[:80]!r} of project {project[:80]!r}", "vm")
         incidents = await context.history.find(IncidentQuery(**wanted), _MAX_LISTED)
         events = await context.read_events(_MAX_LISTED, **wanted)
     windows = await context.drawing.read_lake(

@@ -1,4 +1,4 @@
-"""Refuses unknown names in filters of the fleet API, whose answer would be an empty list."""
+"""Refuses unknown names in filters of the fleet API, whose answer would be an empty list; which project a VM is of."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,6 +8,9 @@ from typing import Any
 from central.api.context import Context
 from central.api.requests import unknown
 from central.incidents.store import IncidentQuery, StoreError
+from whitepanda.v1 import fleet_pb2
+
+_LOOKED_AT = 20  # incidents
 
 
 async def check_names(context: Context, request: Any, *fields: str) -> None:
@@ -55,6 +58,20 @@ async def _project_problem(context: Context, project: str) -> str:
     if any(vm.project == project for vm in known):
         return ""
     return f"no project {project[:80]!r} is known here: no VM that runs is of it, and none in an incident"
+
+
+async def is_of_project(context: Context, vm: str, project: str) -> bool:
+    """Whether a VM (UUID) is or was of a project, by facts, or by incidents where facts do not know it."""
+    if await context.history.ask(context.facts.has_project, project, vm=vm):
+        return True
+    query = IncidentQuery(vm=vm, project=project)
+    incidents = await context.history.ask(context.history.store.find, query, limit=_LOOKED_AT)
+    return any(has_vm_of(incident, project, vm) for incident in incidents)
+
+
+def has_vm_of(incident: fleet_pb2.Incident, project: str, vm: str = "") -> bool:
+    """Whether a VM of a project is a victim or suspect of an incident; `vm`: this one (UUID)."""
+    return any(each.project == project and vm in ("", each.vm) for each in (*incident.victims, *incident.suspects))
 
 
 async def _has_incident(context: Context, **named: Any) -> bool:

@@ -8,11 +8,13 @@ import uuid
 from typing import Any
 
 from central.api.context import Context
+from central.api.incidents import no_incident
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.names import check_names
-from central.api.requests import ApiError, read_page, unknown, wrong, wrong_field
+from central.api.requests import read_page, unknown, wrong, wrong_field
 from central.incidents.changes import MAX_CHANGES
 from central.incidents.silences import MATCHERS, KeyTakenError
+from central.incidents.store import IncidentQuery
 from whitepanda.common.texts import printable, several_named
 from whitepanda.v1 import fleet_pb2
 
@@ -28,10 +30,10 @@ async def acknowledge(
     who, reason = _who(request, caller), _text(request, "reason")
     store, now = context.history.store, context.clock_unix_ns()
     if not await context.history.ask(store.acknowledge, _number(request), who=who, reason=reason, unix_ns=now):
-        raise _no_incident(request)
+        raise no_incident(request)
     found = await context.history.ask(store.get, _number(request))
     if found is None:  # it became part of an earlier one this very moment
-        raise _no_incident(request)
+        raise no_incident(request)
     (incident,) = await context.history.mark([found.incident])
     return incident
 
@@ -42,7 +44,7 @@ async def add_note(context: Context, request: fleet_pb2.AddIncidentNoteRequest, 
     store, now = context.history.store, context.clock_unix_ns()
     found = await context.history.ask(store.add_note, _number(request), unix_ns=now, **named)
     if found is None:
-        raise _no_incident(request)
+        raise no_incident(request)
     return found
 
 
@@ -76,34 +78,51 @@ async def end_silence(context: Context, request: fleet_pb2.EndSilenceRequest, ca
 
 
 async def list_silences(context: Context, request: fleet_pb2.ListSilencesRequest) -> fleet_pb2.ListSilencesResponse:
-    """Silences, the last one made first."""
-    page = read_page(request, "silences", (0,), repr(request.current_only))
+    """Silences, the last one made first; of a project those of it or of its VMs."""
+    page = read_page(request, "silences", (0,), repr((request.current_only, request.project)))
     found = await context.history.ask(
         context.history.store.list_silences,
         limit=page.size + 1,
         before_id=page.place[0] or MAX_TIME_UNIX_NS,
         now_unix_ns=context.clock_unix_ns(),
         current_only=request.current_only,
+        project=request.project,
+        vms=await _silenced_vms(context, request.project),
     )
     shown, token = page.cut(found, lambda last: (last.id,))
     return fleet_pb2.ListSilencesResponse(silences=shown, next_page_token=token)
 
 
 async def list_audit(context: Context, request: fleet_pb2.ListAuditRequest) -> fleet_pb2.ListAuditResponse:
-    """Who did what, the last first."""
-    page = read_page(request, "audit", (0,))
-    before = page.place[0] or MAX_TIME_UNIX_NS
-    found = await context.history.ask(context.history.store.audit, limit=page.size + 1, before_id=before)
+    """Who did what, the last first; of a project about its incidents and silences."""
+    page = read_page(request, "audit", (0,), request.project)
+    found = await context.history.ask(
+        context.history.store.audit,
+        limit=page.size + 1,
+        before_id=page.place[0] or MAX_TIME_UNIX_NS,
+        project=request.project,
+        vms=await _silenced_vms(context, request.project),
+    )
     shown, token = page.cut(found, lambda last: (last.id,))
     return fleet_pb2.ListAuditResponse(entries=shown, next_page_token=token)
 
 
+async def _silenced_vms(context: Context, project: str) -> list[str]:
+    """Return the VMs of a project that silences name."""
+    if not project:
+        return []
+    named = await context.history.ask(context.history.store.silenced_vms)
+    return await context.history.ask(context.facts.of_project, project, named)
+
+
 async def get_timeline(context: Context, request: fleet_pb2.GetIncidentTimelineRequest) -> fleet_pb2.IncidentTimeline:
     """What else changed around an incident."""
-    now = context.clock_unix_ns()
-    found = await context.history.ask(context.history.store.changes_of, _number(request), now)
+    now, number, project = context.clock_unix_ns(), _number(request), request.project
+    if project and not await context.history.find(IncidentQuery(number=number, project=project), 1):
+        raise no_incident(request)
+    found = await context.history.ask(context.history.store.changes_of, number, now)
     if found is None:
-        raise _no_incident(request)
+        raise no_incident(request)
     host, since, until = found.host, found.since_unix_ns, found.until_unix_ns
     of_vms = await context.history.ask(context.facts.changes, host, since, until, limit=MAX_CHANGES + 1)
     changes = sorted([*found.changes, *of_vms], key=lambda one: one.unix_ns)
@@ -159,8 +178,3 @@ def _vm(context: Context, text: str) -> tuple[str, str]:
     if not found:
         return text, ""
     return found[0], next(iter(context.registry.vm_names.by_host(found[0]).values()), "")
-
-
-def _no_incident(request: Any) -> ApiError:
-    reason = "it was forgotten, became part of an earlier one, or never was"
-    return unknown(f"no incident {request.id}; {reason}", "id")

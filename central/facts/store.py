@@ -44,11 +44,40 @@ class FactStore:
         """Return the projects of the VMs that were there at a time, by host and UUID; those without are left out."""
         return self._database.read(lambda connection: tables.projects_at(connection, unix_ns, limit))
 
-    def vms_of(self, projects: Sequence[str], since_unix_ns: int, until_unix_ns: int, limit: int) -> list[str]:
-        """Return the UUIDs of the VMs that were of one of some projects at some time in [since, until), in order."""
+    def vms_of(
+        self,
+        projects: Sequence[str],
+        since_unix_ns: int,
+        until_unix_ns: int,
+        limit: int,
+        *,
+        hosts: Sequence[str] = (),
+        vms: Sequence[str] = (),
+    ) -> list[str]:
+        """Return the UUIDs of the VMs that were of one of some projects at some time in [since, until), in order.
+
+        `hosts`: only those that were on one of these then; `vms`: only of these.
+        """
+        times = (since_unix_ns, until_unix_ns)
         return self._database.read(
-            lambda connection: tables.vms_of(connection, projects, since_unix_ns, until_unix_ns, limit)
+            lambda connection: tables.vms_of(connection, projects, *times, limit, hosts=hosts, vms=vms)
         )
+
+    def projects_of(
+        self, vms: Sequence[str], projects: Sequence[str], since_unix_ns: int, until_unix_ns: int
+    ) -> dict[str, str]:
+        """Return which of some projects each of some VMs was of in [since, until), the last one."""
+        return self._database.read(
+            lambda connection: tables.projects_of(connection, vms, projects, since_unix_ns, until_unix_ns)
+        )
+
+    def has_project(self, project: str, *, vm: str = "", host: str = "", job: str = "") -> bool:
+        """Whether a VM is or was of a project: any that agrees with the UUID, the host and the job that are given."""
+        return self._database.read(partial(tables.has_project, project=project, vm=vm, host=host, job=job))
+
+    def of_project(self, project: str, vms: Sequence[str]) -> list[str]:
+        """Return those of some VMs, each by its UUID or name, that are or were of a project."""
+        return self._database.read(lambda connection: tables.of_project(connection, project, vms))
 
     def hosts_at(self, unix_ns: int, *, host: str = "", after: str = "", limit: int = 1000) -> list[HostRecord]:
         """Return hosts as they were at a time, by name after a place."""
@@ -68,9 +97,9 @@ class FactStore:
         """Return the project of a VM (UUID) by what its host said last; "" if it is not known."""
         return next((one.project for one in self.history(vm) if one.host == host), "")
 
-    def named(self, name: str, limit: int) -> list[str]:
-        """Return the UUIDs of VMs, also of gone ones, that have or had a name, in any case."""
-        return self._database.read(lambda connection: tables.named(connection, name, limit))
+    def named(self, name: str, limit: int, project: str = "") -> list[str]:
+        """Return the UUIDs of VMs, also of gone ones, that have or had a name, in any case; see `tables.named`."""
+        return self._database.read(lambda connection: tables.named(connection, name, limit, project))
 
     def find(self, text: str, limit: int, project: str = "") -> list[VmRecord]:
         """Return the last version of VMs, also gone ones, by a part of the name or the beginning of the UUID."""

@@ -123,18 +123,54 @@ def projects_at(connection: sa.Connection, unix_ns: int, limit: int) -> dict[tup
 
 
 def vms_of(
-    connection: sa.Connection, projects: Iterable[str], since_unix_ns: int, until_unix_ns: int, limit: int
+    connection: sa.Connection,
+    projects: Iterable[str],
+    since_unix_ns: int,
+    until_unix_ns: int,
+    limit: int,
+    *,
+    hosts: Sequence[str] = (),
+    vms: Sequence[str] = (),
 ) -> list[str]:
-    """Return the UUIDs of the VMs that were of one of some projects at some time in [since, until), in order."""
-    ended = sa.select(sa.func.min(_later.c.from_unix_ns)).where(
-        _later.c.host == _c.host, _later.c.vm == _c.vm, _later.c.from_unix_ns > _c.from_unix_ns
-    )
-    of = _c.project.in_([project.lower() for project in projects])
-    held = (_c.from_unix_ns < until_unix_ns) & (
-        sa.func.coalesce(ended.scalar_subquery(), until_unix_ns) > since_unix_ns
-    )
+    """Return the UUIDs of the VMs that were of one of some projects at some time in [since, until), in order.
+
+    `hosts`: only those that were on one of these then; `vms`: only of these.
+    """
+    of, held = _c.project.in_([project.lower() for project in projects]), _held_in(since_unix_ns, until_unix_ns)
     found = sa.select(_c.vm).where(_c.vm != "", ~_c.gone, of, held).distinct().order_by(_c.vm)
+    for column, wanted in ((_c.host, hosts), (_c.vm, vms)):
+        if wanted:
+            found = found.where(column.in_(wanted))
     return list(connection.execute(found.limit(limit)).scalars())
+
+
+def projects_of(
+    connection: sa.Connection, vms: Sequence[str], projects: Sequence[str], since_unix_ns: int, until_unix_ns: int
+) -> dict[str, str]:
+    """Return which of some projects each of some VMs was of in [since, until): the last one, as `projects` names it."""
+    names = {project.lower(): project for project in projects}
+    held = _held_in(since_unix_ns, until_unix_ns) & ~_c.gone & _c.project.in_(names) & _c.vm.in_(vms)
+    last = sa.func.max(_c.from_unix_ns)
+    found = sa.select(_c.vm, _c.project).where(held).group_by(_c.vm, _c.project).order_by(last)
+    return {row.vm: names[row.project] for row in connection.execute(found)}
+
+
+def has_project(connection: sa.Connection, project: str, *, vm: str = "", host: str = "", job: str = "") -> bool:
+    """Whether a VM is or was of a project: any that agrees with the UUID, the host and the job that are given."""
+    mine = [_c.vm == vm] if vm else [_c.vm != ""]
+    mine += [_c.host == host] if host else []
+    mine += [_c.job == job.lower()] if job else []
+    return bool(connection.scalar(sa.select(sa.exists().where(*mine, _c.project == project.lower(), ~_c.gone))))
+
+
+def of_project(connection: sa.Connection, project: str, vms: Sequence[str]) -> list[str]:
+    """Return those of some VMs, each by its UUID or name, that are or were of a project."""
+    mine = (_c.project == project.lower()) & ~_c.gone
+    uuids, names = (
+        set(connection.scalars(sa.select(column).where(mine, column.in_(asked)).distinct()))
+        for column, asked in ((_c.vm, vms), (_c.name, [vm.lower() for vm in vms]))
+    )
+    return [vm for vm in vms if vm in uuids or vm.lower() in names]
 
 
 def hosts_at(
@@ -155,9 +191,14 @@ def history(connection: sa.Connection, vm: str) -> list[VmRecord]:
     return [vm_record(*row[:4]) for row in connection.execute(shown.limit(_SHOWN_VERSIONS))]
 
 
-def named(connection: sa.Connection, name: str, limit: int) -> list[str]:
-    """Return the UUIDs of VMs, also of gone ones, that have or had a name, in any case."""
+def named(connection: sa.Connection, name: str, limit: int, project: str = "") -> list[str]:
+    """Return the UUIDs of VMs, also of gone ones, that have or had a name, in any case.
+
+    `project`: only those that had it as VMs of this one.
+    """
     found = sa.select(_c.vm).where(_c.vm != "", ~_c.gone, _c.name == name.lower()).distinct().order_by(_c.vm)
+    if project:
+        found = found.where(_c.project == project.lower())
     return list(connection.execute(found.limit(limit)).scalars())
 
 
@@ -208,6 +249,11 @@ def _at(
         .order_by(_c.host, _c.vm)
     )
     return [(host, payload, begun, until) for host, payload, begun, until in connection.execute(held.limit(limit))]
+
+
+def _held_in(since_unix_ns: int, until_unix_ns: int) -> sa.ColumnElement[bool]:
+    """The condition that a version held at some time in [since, until)."""
+    return (_c.from_unix_ns < until_unix_ns) & (sa.func.coalesce(_ended(), until_unix_ns) > since_unix_ns)
 
 
 def _after() -> sa.ColumnElement[bool]:

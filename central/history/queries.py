@@ -3,8 +3,9 @@
 # ruff: noqa: S608 - SQL made of this file's own words, of names of metrics, and of quoted texts
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from central.history.files import Files
 from central.history.steps import Steps
@@ -12,6 +13,7 @@ from central.lake.replica_copies import BATCH
 from central.lake.schema import SAMPLES
 from central.lake.segments import DAY_NS
 from central.roll_ups.sql import METRICS, quoted, windows_as_slots
+from whitepanda.common.window_columns import BY_NAME
 
 _SINGLE = 4  # VMs that are read one by one: bloom filters know single names only
 _DATE = f"start_unix_ns // {DAY_NS}"
@@ -37,6 +39,65 @@ class Scope:
         single = len(self.vms) <= _SINGLE and not self.hosts
         found = [f"vm = {quoted(vm)}" for vm in self.vms] if single else [_is_in("vm", self.vms)]
         return [" AND ".join([each, *common]) for each in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """What VMs are put together by; `projects` are those of VMs, needed for "project": VMs without one are left out."""
+
+    by: Literal["host", "job", "project"]
+    projects: Mapping[str, str] = field(default_factory=dict)
+
+    def narrowed(self, scope: Scope, names: Sequence[str]) -> tuple[Scope, Grouping]:
+        """Return the scope and grouping of these groups alone."""
+        if self.by == "host":
+            return replace(scope, hosts=tuple(names)), self
+        if self.by == "job":
+            return replace(scope, jobs=tuple(names)), self
+        wanted = set(names)
+        mine = {vm: project for vm, project in self.projects.items() if project in wanted}
+        return replace(scope, vms=tuple(mine)), Grouping(self.by, mine)
+
+    def named(self, found: str) -> str:
+        """Return the query of the rows of another query, with their group as `name`."""
+        if self.by != "project":
+            return f"SELECT *, {'machine' if self.by == 'host' else 'job'} AS name FROM ({found})"
+        owners = ", ".join(f"({quoted(vm)}, {quoted(project)})" for vm, project in self.projects.items())
+        return f"SELECT found.*, name FROM ({found}) AS found JOIN (VALUES {owners}) AS owners(vm, name) USING (vm)"
+
+
+def groups(files: Files, scope: Scope, steps: Steps, grouping: Grouping, after: str, limit: int) -> str:
+    """Return the query of the groups after one in name, in order."""
+    found = grouping.named(rows(files, scope, steps, ()))
+    return f"SELECT DISTINCT name FROM ({found}) WHERE name > {quoted(after)} ORDER BY name LIMIT {limit}"
+
+
+def grouped(files: Files, scope: Scope, steps: Steps, metrics: Sequence[str], grouping: Grouping) -> str:
+    """Return the query of steps by group: as `series`, with the group as vm, no host and job, and VMs of each metric.
+
+    The mean is the sum of each VM's mean in the step, or the mean of all windows, as `WindowColumn.adds_up`.
+    """
+    ends = {"ns": "sum", "time_ns": "sum", "min": "min", "max": "max", "count": "sum"}
+    of_vm = ", ".join(f"{how}({each}_{end}) AS {each}_{end}" for each in metrics for end, how in ends.items())
+    found = grouping.named(rows(files, scope, steps, metrics))
+    step = f"((slot_start_ns - {steps.since}) // {steps.length_ns})::INTEGER"
+    by_vm = f"SELECT name, vm, {step} AS step, sum(windows) AS windows, {of_vm} FROM ({found}) GROUP BY ALL"
+    values = ", ".join(
+        f"{_joined(each)} AS {each}_mean, min({each}_min)::DOUBLE AS {each}_min, "
+        f"max({each}_max)::DOUBLE AS {each}_max, coalesce(sum({each}_count), 0)::BIGINT AS {each}_count, "
+        f"count(*) FILTER ({each}_count > 0) AS {each}_vms"
+        for each in metrics
+    )
+    return (
+        f"SELECT name AS vm, step, '' AS host, '' AS job, sum(windows)::BIGINT AS windows, {values} "
+        f"FROM ({by_vm}) GROUP BY name, step ORDER BY name, step"
+    )
+
+
+def _joined(metric: str) -> str:
+    if BY_NAME[metric].adds_up:
+        return f"sum({metric}_ns / nullif({metric}_time_ns, 0))"
+    return f"sum({metric}_ns) / nullif(sum({metric}_time_ns), 0)"
 
 
 def series(files: Files, scope: Scope, steps: Steps, metrics: Sequence[str]) -> str:
@@ -137,4 +198,4 @@ def _is_in(column: str, values: Sequence[str]) -> str:
     return f"{column} IN ({', '.join(map(quoted, values))})"
 
 
-__all__ = ["METRICS", "Scope", "series", "top", "vms"]
+__all__ = ["METRICS", "Grouping", "Scope", "grouped", "groups", "series", "top", "vms"]

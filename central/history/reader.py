@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from central.history import queries
 from central.history.files import Files, HistoryFiles
-from central.history.queries import Scope
+from central.history.queries import Grouping, Scope
 from central.history.steps import Steps, choose_steps, whole_slots
 from central.lake.duckdb_connection import bounded, hurried
 from central.lake.errors import LakeError
@@ -33,15 +33,17 @@ _DEADLINE_S = 20.0
 _FILES = 5000  # that a database remembers; then it starts again
 Found = TypeVar("Found")
 
-#: Of each metric and step.
+#: Of each metric and step; of groups also how many VMs have it.
 VALUES = ("mean", "min", "max", "count")
+_OF_GROUPS = (*VALUES, "vms")
 
 
 @dataclass(frozen=True, slots=True)
 class VmLines:
     """A VM's steps: where it was and how many windows it has in each; `values` by metric, each with `VALUES`.
 
-    Where nothing is known, numbers are NaN, counts 0, and hosts "".
+    Where nothing is known, numbers are NaN, counts 0, and hosts "". A group's have its name as `vm`, no hosts, and of
+    each metric "vms".
     """
 
     vm: str
@@ -103,10 +105,22 @@ class FleetHistory:
         limit: int,
         after: str = "",
         stop: threading.Event | None = None,
+        grouping: Grouping | None = None,
     ) -> Series:
-        """Return series of the first `limit` VMs of a scope, in order, after one; only of those with windows."""
+        """Return series of the first `limit` VMs, or groups, of a scope, in order, after one; of those with windows."""
+
+        def ask_groups(cursor: duckdb.DuckDBPyConnection, files: Files, grouping: Grouping) -> Series:
+            names = cursor.execute(queries.groups(files, scope, steps, grouping, after, limit + 1)).fetchall()
+            page = [name for (name,) in names[:limit]]
+            if not page:
+                return Series(steps, [], has_more=False)
+            mine, groups = grouping.narrowed(scope, page)
+            table = cursor.execute(queries.grouped(files, mine, steps, metrics, groups)).to_arrow_table()
+            return Series(steps, list(_lines(table, steps, metrics, _OF_GROUPS)), has_more=len(names) > limit)
 
         def ask(cursor: duckdb.DuckDBPyConnection, files: Files) -> Series:
+            if grouping is not None:
+                return ask_groups(cursor, files, grouping)
             named = sorted(vm for vm in set(scope.vms) if vm > after)
             if scope.vms and len(named) <= limit:
                 chosen = named
@@ -196,15 +210,17 @@ class FleetHistory:
         self._database = self._spill = None
 
 
-def _lines(table: pa.Table, steps: Steps, metrics: Sequence[str]) -> Iterator[VmLines]:
-    """Yield each VM's rows, which are in order, as columns with a value for each step."""
+def _lines(
+    table: pa.Table, steps: Steps, metrics: Sequence[str], values_of: Sequence[str] = VALUES
+) -> Iterator[VmLines]:
+    """Yield each VM's, or group's, rows, which are in order, as columns with a value for each step."""
     if not len(table):
         return
     names = table.column("vm").to_pylist()
     at, hosts, jobs = (table.column(name).to_pylist() for name in ("step", "host", "job"))
     numbers = {
         name: np.asarray(table.column(name).cast(pa.float64()).to_numpy(), dtype=np.float64)
-        for name in ("windows", *(f"{metric}_{value}" for metric in metrics for value in VALUES))
+        for name in ("windows", *(f"{metric}_{value}" for metric in metrics for value in values_of))
     }
     edges = [0, *(row for row in range(1, len(names)) if names[row] != names[row - 1]), len(names)]
     for first, last in pairwise(edges):
@@ -219,7 +235,10 @@ def _lines(table: pa.Table, steps: Steps, metrics: Sequence[str]) -> Iterator[Vm
         for step, host in zip(place.tolist(), hosts[first:last], strict=True):
             where[step] = host
         values = {
-            metric: {value: filled(f"{metric}_{value}", 0.0 if value == "count" else float("nan")) for value in VALUES}
+            metric: {
+                value: filled(f"{metric}_{value}", 0.0 if value in ("count", "vms") else float("nan"))
+                for value in values_of
+            }
             for metric in metrics
         }
         yield VmLines(names[first], jobs[last - 1], where, filled("windows", 0.0), values)

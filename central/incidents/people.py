@@ -83,9 +83,16 @@ def notes_of(connection: sa.Connection, incident: int) -> list[fleet_pb2.Inciden
     return [_note(row) for row in connection.execute(mine)]
 
 
-def read_audit(connection: sa.Connection, *, limit: int, before_id: int) -> list[fleet_pb2.AuditEntry]:
-    """Return up to `limit` lines of the audit with a number below `before_id`, the last one first."""
+def read_audit(
+    connection: sa.Connection, *, limit: int, before_id: int, mine: sa.ColumnElement[bool] | None = None
+) -> list[fleet_pb2.AuditEntry]:
+    """Return up to `limit` lines of the audit with a number below `before_id`, the last one first.
+
+    `mine`: only lines that meet this condition.
+    """
     found = sa.select(audit).where(audit.c.id < before_id).order_by(audit.c.id.desc()).limit(limit)
+    if mine is not None:
+        found = found.where(mine)
     names = ("id", "unix_ns", "action", "incident", "silence", "text")
     return [
         fleet_pb2.AuditEntry(by=row.who, **{name: getattr(row, name) for name in names})

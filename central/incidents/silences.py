@@ -9,13 +9,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from central.incidents.people import TooManyError, log_action
+from central.incidents.people import TooManyError, audit, log_action, read_audit
 from central.incidents.tables import METADATA, ROLE_SUSPECT, ROLE_VICTIM, ROW_ID, incident_vms, incidents, lock
 from whitepanda.v1 import fleet_pb2
 
 MATCHERS = ("host", "vm", "job", "project")
 MAX_IN_FORCE = 200  # or in the future; each is compared with each open incident every few seconds
 _SHOWN = 100
+_MOST_VMS = 10_000  # of silences that are kept
 
 silences = sa.Table(
     "silences",
@@ -79,14 +80,53 @@ def end(connection: sa.Connection, number: int, *, who: str, now_unix_ns: int) -
 
 
 def listed(
-    connection: sa.Connection, *, limit: int, before_id: int, now_unix_ns: int, current_only: bool
+    connection: sa.Connection,
+    *,
+    limit: int,
+    before_id: int,
+    now_unix_ns: int,
+    current_only: bool,
+    project: str = "",
+    vms: Sequence[str] = (),
 ) -> list[fleet_pb2.Silence]:
-    """Return up to `limit` silences with a number below `before_id`, the last one made first."""
+    """Return up to `limit` silences with a number below `before_id`, the last one made first.
+
+    `project`: only those of it, or of one of its `vms`.
+    """
     s = silences.c
     found = sa.select(silences).where(s.id < before_id).order_by(s.id.desc()).limit(limit)
     if current_only:
         found = found.where(s.end_unix_ns > now_unix_ns)
+    if project:
+        found = found.where(is_of_project(project, vms))
     return [_message(row, now_unix_ns) for row in connection.execute(found)]
+
+
+def silenced_vms(connection: sa.Connection) -> list[str]:
+    """Return the VMs that silences name, as these have them; of the silences that were made last, if there are many."""
+    s = silences.c
+    found = sa.select(s.vm).where(s.vm != "").group_by(s.vm).order_by(sa.func.max(s.id).desc()).limit(_MOST_VMS)
+    return list(connection.scalars(found))
+
+
+def is_of_project(project: str, vms: Sequence[str]) -> sa.ColumnElement[bool]:
+    """Return the condition that a silence is of a project, or of one of its VMs."""
+    return (silences.c.project == project) | silences.c.vm.in_(vms)
+
+
+def audit_of(
+    connection: sa.Connection, *, limit: int, before_id: int, project: str = "", vms: Sequence[str] = ()
+) -> list[fleet_pb2.AuditEntry]:
+    """Return up to `limit` lines of the audit with a number below `before_id`, the last one first.
+
+    `project`: only lines about incidents that are kept and have a VM of it, and about silences of it or of its `vms`.
+    """
+    if not project:
+        return read_audit(connection, limit=limit, before_id=before_id)
+    v = incident_vms.c
+    of_incident = sa.exists().where(v.incident == audit.c.incident, v.project == project)
+    of_silence = audit.c.silence.in_(sa.select(silences.c.id).where(is_of_project(project, vms)))
+    return read_audit(connection, limit=limit, before_id=before_id, mine=of_incident | of_silence)
 
 
 def prune(connection: sa.Connection, oldest_unix_ns: int) -> int:

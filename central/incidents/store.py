@@ -42,8 +42,12 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class IncidentQuery:
-    """Which incidents, "" and 0 mean all; fields as in `whitepanda.v1.ListIncidentsRequest`."""
+    """Which incidents, "" and 0 mean all; fields as in `whitepanda.v1.ListIncidentsRequest`.
 
+    With both `vm` and `project` it is that VM that was of the project.
+    """
+
+    number: int = 0  # only this one
     host: str = ""
     suspect_job: str = ""
     victim_job: str = ""
@@ -60,15 +64,18 @@ def _find(
     """Return up to `limit` incidents after a place, the newest first."""
     i, v = tables.incidents.c, tables.incident_vms.c
     conditions = []
+    if query.number:
+        conditions.append(i.id == query.number)
     if query.host:
         conditions.append(i.host == query.host)
     with_vms = (
         (query.suspect_job, (v.job == query.suspect_job) & tables.was_first()),
         (query.victim_job, (v.job == query.victim_job) & (v.role == tables.ROLE_VICTIM)),
-        (query.project, v.project == query.project),
+        (query.project if not query.vm else "", v.project == query.project),
     )
     if query.vm:
-        by_uuid, by_name = (sa.select(v.incident).where(column == query.vm) for column in (v.vm, v.name))
+        of = v.project == query.project if query.project else sa.true()
+        by_uuid, by_name = (sa.select(v.incident).where(column == query.vm, of) for column in (v.vm, v.name))
         conditions.append(i.id.in_(sa.union_all(by_uuid, by_name)))
     conditions += [_has(connection, condition) for name, condition in with_vms if name]
     if query.open_since_unix_ns:
@@ -206,7 +213,8 @@ class IncidentStore:
     totals = _reads(read_totals)
     silenced = _reads(silences.silenced)
     list_silences = _reads(silences.listed)
-    audit = _reads(people.read_audit)
+    silenced_vms = _reads(silences.silenced_vms)
+    audit = _reads(silences.audit_of)
     changes_of = _reads(changes.changes_of)
     take = _writes(grouping.take)
     prune = _writes(grouping.prune)

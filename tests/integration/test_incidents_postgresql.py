@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from central.incidents import silences, webhook_tables
+from central.facts.store import FactStore
+from central.incidents import people, silences, webhook_tables
 from central.incidents.store import IncidentQuery, IncidentStore, StoreError
 from central.validation.events import AgentSeen
+from central.validation.facts import FactRow
 from tests.support.webhook_receiver import Receiver
 from tests.unit.central.incidents.test_incidents import DAY, GAP, NOW, S, host_only, over, reported, row, slower
 from tests.unit.central.incidents.test_webhook_delivery import running, take, until, webhooks
 from whitepanda.common.errors import UnavailableError
-from whitepanda.v1 import fleet_pb2
+from whitepanda.v1 import agent_pb2, fleet_pb2
 
 pytestmark = pytest.mark.integration
 
@@ -233,6 +235,40 @@ def test_silences_match_alike(cluster, tmp_path):
             pass
         store.close()
     assert found[0] == found[1] == [{0: 1, 1: 3}, {0: 1, 1: 3}, {1: 3}, {1: 3}, 2, 2, ("uuid-db", "uuid-web")]
+
+
+def test_a_project_has_the_same_silences_audit_and_vms(cluster, tmp_path):
+    stores = [IncidentStore(cluster.url, tmp_path), IncidentStore("", tmp_path)]
+    found = []
+    for store in stores:
+        store.write(lambda c: [c.execute(sa.delete(table)) for table in (silences.silences, people.audit)])
+        store.take([row(1)], gap_ns=GAP, oldest_unix_ns=0, project_of=lambda *_: "shop")
+        facts = FactStore(store)
+        said = [
+            agent_pb2.VmFacts(unix_ns=S * at, vm="v1", project=p, name="Web-1") for at, p in ((1, "Shop"), (9, "b"))
+        ]
+        facts.take([FactRow("h1", "v1", one.unix_ns, one.SerializeToString()) for one in said])
+        (incident,) = store.find(IncidentQuery(vm="uuid-web", project="shop"), limit=9)
+        assert store.find(IncidentQuery(number=incident.id, project="shop"), limit=1) and not store.find(
+            IncidentQuery(vm="uuid-web", project="b"), limit=1
+        )
+        store.acknowledge(incident.id, who="a", reason="x", unix_ns=NOW)
+        for n, matchers in enumerate([{"project": "shop"}, {"vm": "v1"}, {"vm": "WEB-1"}, {"vm": "v2"}]):
+            values = dict.fromkeys((*silences.MATCHERS, "name"), "") | matchers | {"key": f"p{n}", "reason": "x"}
+            values |= {"start_unix_ns": NOW, "end_unix_ns": NOW + S, "who": "a"}
+            store.create_silence(values, now_unix_ns=NOW)
+        vms = facts.of_project("shop", store.silenced_vms())
+        page = {"limit": 9, "before_id": 2**62, "project": "shop", "vms": vms}
+        listed = store.list_silences(now_unix_ns=NOW, current_only=True, **page)
+        lines = store.audit(**page)
+        found.append((vms, [one.vm or one.project for one in listed], [one.action for one in lines]))
+        found[-1] += (facts.has_project("SHOP", vm="v1"), facts.projects_of(["v1", "v2"], ["shop", "B"], 0, NOW))
+        while store.prune(NOW + DAY):
+            pass
+        store.close()
+    silence = fleet_pb2.AUDIT_ACTION_SILENCE
+    actions = [silence, silence, silence, fleet_pb2.AUDIT_ACTION_ACKNOWLEDGE]
+    assert found[0] == found[1] == (["WEB-1", "v1"], ["WEB-1", "v1", "shop"], actions, True, {"v1": "B"})
 
 
 def test_a_server_that_goes_and_comes_back(cluster, tmp_path):

@@ -274,3 +274,33 @@ async def test_a_project_narrows_every_view(central, browser):
         assert set(await seen.page.locator("#jobs-scroll tbody th").all_inner_texts()) == {"web", "batch-scan"}
         await seen.open("#/?project=nobody")
         assert "No VM of this project runs now" in await seen.page.inner_text("main")
+
+
+async def test_a_view_of_one_thing_is_of_the_project_or_not_found(central, browser):
+    async with watched(browser, central.url) as seen:
+        asked = []
+        seen.page.on("request", lambda request: asked.append(request.url))
+        for link, table, names in (
+            (f"#/vm/{vm_id(0)}?project=shop", "#vm-incidents-scroll", {"#1"}),
+            ("#/incident/1?project=shop", "#incident-victims-scroll", {"web-0", "orders-db-1", "cache-2", "web-6"}),
+            ("#/job/batch-scan?project=shop", "#job-hosts-scroll", {f"node{k + 1:04d}" for k in range(20)}),
+            ("#/host/node0001?project=shop", "#host-vms-scroll", {"batch-scan-3", "batch-scan-9", "web-0", "web-6"}),
+        ):
+            await seen.open(link)
+            found = set(await seen.page.locator(f"{table} tbody th").all_inner_texts())
+            assert found >= names, (link, found)
+        for link in (f"#/vm/{vm_id(1)}", "#/vm/orders-db-1", "#/job/cache", "#/host/node0001", "#/incident/1"):
+            other = "shop" if link[2] in "vj" else "nobody"
+            await seen.open(f"{link}?project={other}")
+            assert (await seen.page.inner_text("main .problem")).startswith("Not found."), link
+        await seen.open("#/silences?project=nobody")
+        assert "Nothing is silenced." in await seen.page.inner_text("main")
+        await seen.open("#/audit?project=nobody")
+        assert "Nobody has acknowledged" in await seen.page.inner_text("main")
+        questions = [url for url in asked if "/v1/" in url]
+        # An incident is shown whole, with the series of all that is in it.
+        whole = [url for url in questions if "/v1/series" in url and "projects=" not in url]
+        assert all("project" in url for url in questions if url not in whole), questions
+        assert len(whole) == 1 and f"vms={vm_id(1)}" in whole[0]
+        assert not any("vm-facts" in url for url in questions)
+        assert [error for error in seen.errors if "404" not in error] == []

@@ -10,9 +10,10 @@ export const POINTS = 180;
 const MOST_PAGES = 8;
 
 /**
- * Steps of metrics of VMs, by `scope`: {vms, hosts, jobs}. Null where central knows no window of them.
+ * Steps of metrics of VMs, by `scope`: {vms, hosts, jobs, projects}; with `group_by` of hosts, jobs or projects in all. Null where central
+ * knows no window of them.
  *
- * @returns {Promise} of {seconds, step, vms: [{vm, name, job, values: {metric: [...]}}]}.
+ * @returns {Promise} of {seconds, step, vms: [{vm, name, job, values: {metric: [...]}}]}; of groups `counts` has how many VMs at most have a metric.
  */
 export async function askSeries(ask, scope, metrics, { since, until }, points = POINTS) {
   const asked = { ...scope, metrics, since_unix_ns: nanoseconds(since), until_unix_ns: nanoseconds(until), points };
@@ -24,6 +25,7 @@ export async function askSeries(ask, scope, metrics, { since, until }, points = 
     found ??= { since: answer.since_unix_ns, until: answer.until_unix_ns, step: answer.step_ns, vms: [] };
     found.vms.push(...answer.vms.map((vm) => ({ vm: vm.vm, name: vm.name, job: vm.job, hosts: vm.places.map((each) => each.host),
       values: Object.fromEntries(vm.metrics.map((each) => [each.metric, each.mean])),
+      counts: Object.fromEntries(vm.metrics.map((each) => [each.metric, Math.max(0, ...each.vms)])),
       why: Object.fromEntries(vm.metrics.map((each) => [each.metric, each.absences.find((absence) => absence.reason !== "no_windows")?.reason])) })));
     token = answer.next_page_token;
     if (!token) break;

@@ -21,6 +21,7 @@ _RULES = {
 ROUNDED_DIGITS = 4
 _RATIO = 1 + 1e-6  # float32 knows no better
 _BYTES, _BYTES_PER_S, _OPS_PER_S = 1e15, 1e14, 1e11
+_ADDITIVE = {"cores", "cycles", "instructions", "1e9 instructions/s", "bytes", "bytes/s", "1/s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,11 @@ class WindowColumn:
     def how(self) -> str:
         """How a window sums up its ticks, for people."""
         return self.note or _RULES[self.rule]
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether several VMs have the sum of their values in all, as of rates and sizes; of others their mean."""
+        return self.unit in _ADDITIVE
 
 
 #: In the order of the lake's columns. The first two have columns of their own on the wire, and limits of their own.

@@ -48,6 +48,14 @@ class FleetVmOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FLEET_VM_ORDER_CPU: _ClassVar[FleetVmOrder]
     FLEET_VM_ORDER_LAST: _ClassVar[FleetVmOrder]
 
+class GroupBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GROUP_BY_UNSPECIFIED: _ClassVar[GroupBy]
+    GROUP_BY_VM: _ClassVar[GroupBy]
+    GROUP_BY_HOST: _ClassVar[GroupBy]
+    GROUP_BY_JOB: _ClassVar[GroupBy]
+    GROUP_BY_PROJECT: _ClassVar[GroupBy]
+
 class TopBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOP_BY_UNSPECIFIED: _ClassVar[TopBy]
@@ -84,6 +92,11 @@ FLEET_VM_ORDER_SLOW_DOWN: FleetVmOrder
 FLEET_VM_ORDER_CPI: FleetVmOrder
 FLEET_VM_ORDER_CPU: FleetVmOrder
 FLEET_VM_ORDER_LAST: FleetVmOrder
+GROUP_BY_UNSPECIFIED: GroupBy
+GROUP_BY_VM: GroupBy
+GROUP_BY_HOST: GroupBy
+GROUP_BY_JOB: GroupBy
+GROUP_BY_PROJECT: GroupBy
 TOP_BY_UNSPECIFIED: TopBy
 TOP_BY_MEAN: TopBy
 TOP_BY_MAX: TopBy
@@ -431,10 +444,12 @@ class ListIncidentsResponse(_message.Message):
     def __init__(self, incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetIncidentRequest(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "project")
     ID_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     id: int
-    def __init__(self, id: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, id: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class IncidentDetail(_message.Message):
     __slots__ = ("incident", "reports", "recurrence", "notes")
@@ -481,16 +496,18 @@ class ListSuspectJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[SuspectJob, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetVmHistoryRequest(_message.Message):
-    __slots__ = ("vm", "since_unix_ns", "until_unix_ns", "max_windows")
+    __slots__ = ("vm", "since_unix_ns", "until_unix_ns", "max_windows", "project")
     VM_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     MAX_WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     vm: str
     since_unix_ns: int
     until_unix_ns: int
     max_windows: int
-    def __init__(self, vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., max_windows: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., max_windows: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class VmHistory(_message.Message):
     __slots__ = ("vm", "windows", "windows_left_out", "events", "incidents", "name")
@@ -947,14 +964,16 @@ class Antagonist(_message.Message):
     def __init__(self, job: _Optional[str] = ..., incidents: _Optional[int] = ..., hosts: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., coefficient: _Optional[float] = ..., standard_error: _Optional[float] = ...) -> None: ...
 
 class GetJobRequest(_message.Message):
-    __slots__ = ("job", "bins", "top")
+    __slots__ = ("job", "bins", "top", "project")
     JOB_FIELD_NUMBER: _ClassVar[int]
     BINS_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     job: str
     bins: int
     top: int
-    def __init__(self, job: _Optional[str] = ..., bins: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, job: _Optional[str] = ..., bins: _Optional[int] = ..., top: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class JobDetail(_message.Message):
     __slots__ = ("job", "statistics", "coefficient", "history", "distributions", "hosts", "hosts_in_all", "vms", "since_unix_ns", "until_unix_ns", "recurrence")
@@ -1025,18 +1044,20 @@ class JobHost(_message.Message):
     def __init__(self, host: _Optional[str] = ..., platform: _Optional[str] = ..., vms: _Optional[int] = ..., mean_cpi: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ...) -> None: ...
 
 class GetHostTimelineRequest(_message.Message):
-    __slots__ = ("host", "since_unix_ns", "until_unix_ns", "points", "top")
+    __slots__ = ("host", "since_unix_ns", "until_unix_ns", "points", "top", "project")
     HOST_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     POINTS_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     host: str
     since_unix_ns: int
     until_unix_ns: int
     points: int
     top: int
-    def __init__(self, host: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., points: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, host: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., points: _Optional[int] = ..., top: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class HostTimeline(_message.Message):
     __slots__ = ("host", "summary", "since_unix_ns", "until_unix_ns", "step_ns", "vms", "vms_in_all", "incidents")
@@ -1243,14 +1264,16 @@ class EndSilenceRequest(_message.Message):
     def __init__(self, id: _Optional[int] = ..., operator: _Optional[str] = ...) -> None: ...
 
 class ListSilencesRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "current_only")
+    __slots__ = ("page_size", "page_token", "current_only", "project")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CURRENT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     current_only: bool
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., current_only: _Optional[bool] = ...) -> None: ...
+    project: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., current_only: _Optional[bool] = ..., project: _Optional[str] = ...) -> None: ...
 
 class ListSilencesResponse(_message.Message):
     __slots__ = ("silences", "next_page_token")
@@ -1261,12 +1284,14 @@ class ListSilencesResponse(_message.Message):
     def __init__(self, silences: _Optional[_Iterable[_Union[Silence, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListAuditRequest(_message.Message):
-    __slots__ = ("page_size", "page_token")
+    __slots__ = ("page_size", "page_token", "project")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    project: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
 
 class AuditEntry(_message.Message):
     __slots__ = ("id", "unix_ns", "by", "action", "incident", "silence", "text")
@@ -1295,10 +1320,12 @@ class ListAuditResponse(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetIncidentTimelineRequest(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "project")
     ID_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     id: int
-    def __init__(self, id: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, id: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class IncidentChange(_message.Message):
     __slots__ = ("unix_ns", "kind", "vm", "name", "text")
@@ -1427,7 +1454,7 @@ class SearchResponse(_message.Message):
     def __init__(self, hits: _Optional[_Iterable[_Union[SearchHit, _Mapping]]] = ...) -> None: ...
 
 class QuerySeriesRequest(_message.Message):
-    __slots__ = ("metrics", "vms", "hosts", "jobs", "projects", "since_unix_ns", "until_unix_ns", "points", "page_size", "page_token")
+    __slots__ = ("metrics", "vms", "hosts", "jobs", "projects", "since_unix_ns", "until_unix_ns", "points", "page_size", "page_token", "group_by")
     METRICS_FIELD_NUMBER: _ClassVar[int]
     VMS_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
@@ -1438,6 +1465,7 @@ class QuerySeriesRequest(_message.Message):
     POINTS_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GROUP_BY_FIELD_NUMBER: _ClassVar[int]
     metrics: _containers.RepeatedScalarFieldContainer[str]
     vms: _containers.RepeatedScalarFieldContainer[str]
     hosts: _containers.RepeatedScalarFieldContainer[str]
@@ -1448,7 +1476,8 @@ class QuerySeriesRequest(_message.Message):
     points: int
     page_size: int
     page_token: str
-    def __init__(self, metrics: _Optional[_Iterable[str]] = ..., vms: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., jobs: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., points: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    group_by: GroupBy
+    def __init__(self, metrics: _Optional[_Iterable[str]] = ..., vms: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., jobs: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., points: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., group_by: _Optional[_Union[GroupBy, str]] = ...) -> None: ...
 
 class QuerySeriesResponse(_message.Message):
     __slots__ = ("since_unix_ns", "until_unix_ns", "step_ns", "slot_ns", "vms", "next_page_token")
@@ -1467,18 +1496,20 @@ class QuerySeriesResponse(_message.Message):
     def __init__(self, since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., vms: _Optional[_Iterable[_Union[VmSeries, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class VmSeries(_message.Message):
-    __slots__ = ("vm", "name", "job", "places", "metrics")
+    __slots__ = ("vm", "name", "job", "places", "metrics", "group")
     VM_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     vm: str
     name: str
     job: str
     places: _containers.RepeatedCompositeFieldContainer[VmPlace]
     metrics: _containers.RepeatedCompositeFieldContainer[MetricSeries]
-    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., places: _Optional[_Iterable[_Union[VmPlace, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ...) -> None: ...
+    group: str
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., places: _Optional[_Iterable[_Union[VmPlace, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ..., group: _Optional[str] = ...) -> None: ...
 
 class VmPlace(_message.Message):
     __slots__ = ("host", "since_unix_ns", "until_unix_ns")
@@ -1491,7 +1522,7 @@ class VmPlace(_message.Message):
     def __init__(self, host: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
 
 class MetricSeries(_message.Message):
-    __slots__ = ("metric", "unit", "mean", "min", "max", "count", "absences")
+    __slots__ = ("metric", "unit", "mean", "min", "max", "count", "absences", "joined", "vms")
     METRIC_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     MEAN_FIELD_NUMBER: _ClassVar[int]
@@ -1499,6 +1530,8 @@ class MetricSeries(_message.Message):
     MAX_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     ABSENCES_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
     metric: str
     unit: str
     mean: _containers.RepeatedScalarFieldContainer[float]
@@ -1506,7 +1539,9 @@ class MetricSeries(_message.Message):
     max: _containers.RepeatedScalarFieldContainer[float]
     count: _containers.RepeatedScalarFieldContainer[int]
     absences: _containers.RepeatedCompositeFieldContainer[Absence]
-    def __init__(self, metric: _Optional[str] = ..., unit: _Optional[str] = ..., mean: _Optional[_Iterable[float]] = ..., min: _Optional[_Iterable[float]] = ..., max: _Optional[_Iterable[float]] = ..., count: _Optional[_Iterable[int]] = ..., absences: _Optional[_Iterable[_Union[Absence, _Mapping]]] = ...) -> None: ...
+    joined: str
+    vms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, metric: _Optional[str] = ..., unit: _Optional[str] = ..., mean: _Optional[_Iterable[float]] = ..., min: _Optional[_Iterable[float]] = ..., max: _Optional[_Iterable[float]] = ..., count: _Optional[_Iterable[int]] = ..., absences: _Optional[_Iterable[_Union[Absence, _Mapping]]] = ..., joined: _Optional[str] = ..., vms: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Absence(_message.Message):
     __slots__ = ("since_unix_ns", "until_unix_ns", "reason")
@@ -1573,14 +1608,16 @@ class TopVm(_message.Message):
     def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., job: _Optional[str] = ..., mean: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
 
 class GetFactsRequest(_message.Message):
-    __slots__ = ("vm", "host", "at_unix_ns")
+    __slots__ = ("vm", "host", "at_unix_ns", "project")
     VM_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     vm: str
     host: str
     at_unix_ns: int
-    def __init__(self, vm: _Optional[str] = ..., host: _Optional[str] = ..., at_unix_ns: _Optional[int] = ...) -> None: ...
+    project: str
+    def __init__(self, vm: _Optional[str] = ..., host: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class VmVersion(_message.Message):
     __slots__ = ("host", "facts", "until_unix_ns")

@@ -5,7 +5,7 @@ import { table } from "../table.js";
 import { incidentLink, link } from "../words.js";
 
 export const title = () => "Audit";
-export const load = (ask, { parameters }) => ask("v1/audit", { page_size: 200, page_token: parameters.page });
+export const load = (ask, { parameters }) => ask("v1/audit", { page_size: 200, page_token: parameters.page, project: parameters.project });
 
 const WORDS = { acknowledge: "acknowledged", note: "noted", silence: "silenced", end_silence: "ended a silence" };
 const about = (e) => (e.incident ? `incident #${e.incident}` : `silence #${e.silence}`);

@@ -17,8 +17,8 @@ const MOST_LISTED = 1000; // by central
 const BRIDGED_NS = 150e9; // gaps that are no gaps: windows may be longer than steps
 const USUAL = ["cpi", "cpu_usage_cores"];
 const mean = (known) => known.reduce((a, b) => a + b, 0) / known.length;
-/** What a host has in all: sums over its VMs; pressures are their mean. */
-const SUM_POINTS = 60; // so that sums have all VMs of a host
+/** What a host has in all, as central groups it: sums over its VMs; pressures are their mean. */
+const SUM_POINTS = 60; // of an hour: so that steps are not shorter than windows, and sums have all VMs
 const TOTALS = [
   ["cpu_usage_cores"], ["memory_charged_bytes"], ["llc_occupancy_bytes"], ["memory_bandwidth_bytes_per_s"],
   ["pressure_cpu_some_ratio", mean], ["pressure_memory_some_ratio", mean],
@@ -30,30 +30,21 @@ export async function load(ask, { what, parameters }) {
   const shown = span(parameters, POINTS);
   const metrics = chosen(parameters.metrics, USUAL);
   const times = lastDay(shown);
-  const [host, sums, known, ours] = await Promise.all([
-    ask("v1/host-timeline", { host: what, ...times, points: 2, top: parameters.project ? MOST_LISTED : "" }),
-    askSeries(ask, { hosts: [what] }, TOTALS.map(([name]) => name), shown, SUM_POINTS),
-    unlessUnknown(ask("v1/facts", { host: what, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
-    parameters.project ? ask("v1/vm-facts", { host: what, project: parameters.project, page_size: MOST_LISTED }) : null,
+  const { project } = parameters;
+  const scope = { hosts: [what], projects: project };
+  const [host, sums, known] = await Promise.all([
+    ask("v1/host-timeline", { host: what, project, ...times, points: 2, top: project ? MOST_LISTED : "" }),
+    askSeries(ask, { ...scope, group_by: "host" }, TOTALS.map(([name]) => name), shown, SUM_POINTS),
+    unlessUnknown(ask("v1/facts", { host: what, project, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
   ]);
-  if (ours) narrow(host, sums, new Set(ours.vms.map((each) => each.facts.vm)));
   const choice = choose(host, parameters.vms);
   const open = host.incidents.find((i) => i.open);
   const [series, baseline, detail] = await Promise.all([
-    choice.ids.length ? askSeries(ask, { vms: choice.ids, hosts: [what] }, withEnds(metrics), shown) : null,
+    choice.ids.length ? askSeries(ask, { ...scope, vms: choice.ids }, withEnds(metrics), shown) : null,
     askBaseline(ask, what, choice.ids, metrics, host.incidents),
-    open ? unlessUnknown(ask(`v1/incidents/${open.id}`)) : null,
+    open ? unlessUnknown(ask(`v1/incidents/${open.id}`, { project })) : null,
   ]);
   return { shown, metrics, host, choice, series, baseline, sums, known: known?.host?.facts, detail };
-}
-
-/** Leave only these VMs, and incidents that they are in. */
-function narrow(host, sums, ids) {
-  const isOurs = (each) => ids.has(each.vm);
-  host.vms = host.vms.filter(isOurs);
-  host.vms_in_all = host.vms.length;
-  host.incidents = host.incidents.filter((i) => [...i.victims, ...i.suspects].some(isOurs));
-  if (sums) sums.vms = sums.vms.filter(isOurs);
 }
 
 /**
@@ -150,7 +141,7 @@ function totals({ sums }, spans) {
     const values = total(sums.vms, name, join);
     const { label, unit } = metric(name);
     if (!values.some(isKnown)) return label;
-    return timeChart(`${label}, ${join ? "mean of its VMs" : "its VMs in all"}`, `${counted(sums.vms.length, "VM")}. Shaded: incidents.`, sums.seconds, [{ label: join ? "mean" : "in all", values }], unit, spans, most);
+    return timeChart(`${label}, ${join ? "mean of its VMs" : "its VMs in all"}`, `${counted(sums.vms[0]?.counts[name] ?? 0, "VM")}. Shaded: incidents.`, sums.seconds, [{ label: join ? "mean" : "in all", values }], unit, spans, most);
   });
 }
 
@@ -199,7 +190,7 @@ export function draw(data, route) {
     h("div", { class: "choices" }, metricBoxes(metrics), absolute),
     sums?.vms.length ? [
       section(choice.victims ? "VMs that suffer, first" : "VMs", series ? charts(vmCharts(data, drawn, spans, as === "values")) : [], leftOut(data)),
-      section("The host in all", sums.isCut && h("p", { class: "quiet" }, `Only the first ${counted(sums.vms.length, "VM")} of ${count(host.vms_in_all)}.`), charts(totals(data, spans))),
+      section("The host in all", charts(totals(data, spans))),
     ] : h("p", { class: "empty" }, "No windows of VMs here in this time. They are there once they are in the lake, a minute after they were measured."),
     section("VMs", table("host-vms", `VMs ${inLastDay(shown)}, ${choice.victims ? "victims first, then " : ""}the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > ids.length ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, listed, "No VM ran.")),
     section("Incidents", table("host-incidents", `Incidents ${inLastDay(shown)}, the last that began first`,

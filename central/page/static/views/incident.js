@@ -22,7 +22,8 @@ export const title = ({ what }) => `Incident ${what}`;
 
 export async function load(ask, { what, parameters }) {
   const address = `v1/incidents/${encodeURIComponent(what)}`;
-  const [detail, changes] = await Promise.all([ask(address), unlessUnknown(ask(`${address}/timeline`))]);
+  const { project } = parameters;
+  const [detail, changes] = await Promise.all([ask(address, { project }), unlessUnknown(ask(`${address}/timeline`, { project }))]);
   const i = detail.incident;
   const first = i.first_unix_ns / 1e6 - AROUND_MS;
   const last = Math.min(i.last_unix_ns / 1e6 + AROUND_MS, Date.now());

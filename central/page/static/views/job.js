@@ -6,7 +6,7 @@ import { table } from "../table.js";
 import { hostLink, link } from "../words.js";
 
 export const title = ({ what }) => `Job ${what}`;
-export const load = (ask, { what }) => ask("v1/job", { job: what });
+export const load = (ask, { what, parameters }) => ask("v1/job", { job: what, project: parameters.project });
 
 const STATISTICS = [
   { label: "Platform", value: (s) => s.platform },

@@ -6,7 +6,7 @@ import { table } from "../table.js";
 import { hostLink, jobLink, link, state, vmLink } from "../words.js";
 
 export const title = () => "Silences";
-export const load = (ask, { parameters }) => ask("v1/silences", { page_size: 200, page_token: parameters.page });
+export const load = (ask, { parameters }) => ask("v1/silences", { page_size: 200, page_token: parameters.page, project: parameters.project });
 
 const about = (s) => [s.host && ["host ", hostLink(s.host)], s.vm && ["VM ", vmLink(s)], s.job && ["job ", jobLink(s.job)], s.project && `project ${s.project}`].filter(Boolean);
 const words = (s) => [s.host && `host ${s.host}`, s.vm && `VM ${s.name || s.vm}`, s.job && `job ${s.job}`, s.project && `project ${s.project}`].filter(Boolean).join(", ");

@@ -20,18 +20,20 @@ export async function load(ask, { what, parameters }) {
   const metrics = chosen(parameters.metrics, USUAL);
   const times = lastDay(shown);
   const other = parameters.compare && parameters.compare !== "yesterday" ? parameters.compare : "";
-  const history = await unlessUnknown(ask(`v1/vms/${encodeURIComponent(what)}/history`, { ...times, max_windows: 1 }));
+  const { project } = parameters;
+  const address = `v1/vms/${encodeURIComponent(what)}/history`;
+  const history = await unlessUnknown(ask(address, { ...times, max_windows: 1, project }));
   const vm = history?.vm ?? what;
-  const asked = { vms: [vm] };
+  const asked = { vms: [vm], projects: project };
   const [series, beside, incidents, known] = await Promise.all([
     askSeries(ask, asked, withEnds(metrics), shown),
-    other ? askSeries(ask, { vms: [other] }, metrics, shown) : parameters.compare ? askYesterday(ask, asked, metrics, shown) : null,
-    unlessUnknown(ask("v1/incidents", { vm, page_size: 50 })),
-    unlessUnknown(ask("v1/facts", { vm, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
+    other ? askSeries(ask, { ...asked, vms: [other] }, metrics, shown) : parameters.compare ? askYesterday(ask, asked, metrics, shown) : null,
+    unlessUnknown(ask("v1/incidents", { vm, project, page_size: 50 })),
+    unlessUnknown(ask("v1/facts", { vm, project, at_unix_ns: shown.isLive ? "" : nanoseconds(shown.until) })),
   ]);
   const last = incidents?.incidents[0];
-  const detail = last ? await unlessUnknown(ask(`v1/incidents/${last.id}`)) : null;
-  if (!history && !series && !last && !known) await ask(`v1/vms/${encodeURIComponent(what)}/history`, times); // says what is not known
+  const detail = last ? await unlessUnknown(ask(`v1/incidents/${last.id}`, { project })) : null;
+  if (!history && !series && !last && !known) await ask(address, { ...times, project }); // says what is not known
   return { shown, metrics, history, series, beside, incidents: incidents?.incidents ?? [], detail, other, known };
 }
 

@@ -136,6 +136,8 @@ async def test_pages_of_a_host_have_each_vm_once_and_at_most_ten_thousand_points
         (query(vms=["a"], since_unix_ns=NOW), "until_unix_ns", "400 days"),
         (query(vms=["a"], since_unix_ns=NOW - 401 * DAY_NS), "until_unix_ns", "400 days"),
         (query(vms=["a"] * 1001), "vms", "1,000"),
+        (query(vms=["a"], group_by=9), "group_by", "is not known here (value 9)"),
+        (query(hosts=["h1"], group_by="GROUP_BY_PROJECT"), "group_by", "give projects"),
     ],
 )
 async def test_too_much_and_nonsense_are_refused_with_the_bound(fleet, request_, field, said) -> None:
@@ -171,7 +173,7 @@ async def test_leaders_of_the_fleet_and_of_a_job(fleet) -> None:
     assert (await refused(fleet, "TopVms", request))[1] == "until_unix_ns"
 
 
-async def test_a_projects_vms_are_those_that_were_of_it_in_the_time(fleet) -> None:
+async def test_a_projects_vms_are_those_that_were_of_it_in_the_time(fleet, monkeypatch) -> None:
     def facts(vm: str, at: int, project: str, **more: object) -> FactRow:
         said = agent_pb2.VmFacts(vm=vm, unix_ns=at, project=project, **more)
         return FactRow("h1", vm, at, said.SerializeToString())
@@ -183,10 +185,61 @@ async def test_a_projects_vms_are_those_that_were_of_it_in_the_time(fleet) -> No
     wanted.projects.append("red")
     assert [vm.vm for vm in (await fleet.answer("QuerySeries", wanted)).vms] == ["vm-0", "vm-1"]
     assert not (await fleet.answer("QuerySeries", query(projects=["green"]))).vms
+    with monkeypatch.context() as patched:
+        patched.setattr("central.api.history.MAX_SCOPE", 1)
+        assert (await refused(fleet, "QuerySeries", wanted))[1] == "projects"
+        wanted.vms.append("vm-1")
+        assert [vm.vm for vm in (await fleet.answer("QuerySeries", wanted)).vms] == ["vm-1"], "a large project's"
     leaders = fleet_pb2.TopVmsRequest(metric="cpi", since_unix_ns=DAY, until_unix_ns=NOW, projects=["red"])
     assert [vm.vm for vm in (await fleet.answer("TopVms", leaders)).vms] == ["vm-1"]
     leaders.projects[:] = ["green"]
     assert not (await fleet.answer("TopVms", leaders)).vms
+
+
+async def test_a_host_and_a_job_have_the_sum_or_the_mean_of_their_vms(fleet) -> None:
+    wanted = query(metrics=["cpu_usage_cores", "cpi"], hosts=["h1", "h2"], points=30, group_by="GROUP_BY_HOST")
+    found = await fleet.answer("QuerySeries", wanted)
+    assert [(each.group, each.vm, each.name, each.job, len(each.places)) for each in found.vms] == [
+        ("h1", "", "", "", 0), ("h2", "", "", "", 0),
+    ]  # fmt: skip
+    cores, cpi = found.vms[0].metrics
+    assert (cores.joined, cpi.joined, cores.unit) == ("sum", "mean", "cores")
+    assert (cores.mean[0], cores.min[0], cores.max[0], cores.count[0], cores.vms[0]) == (15, 0, 5, 36, 6)
+    assert (cpi.mean[9], cpi.vms[9], cpi.count[9], cpi.vms[15], cpi.count[15]) == (1.5, 6, 36, 0, 0)
+    assert [each.reason for each in cpi.absences] == ["no_windows", "unknown", "no_windows"]
+    assert (cores.mean[15], cores.vms[15]) == (0, 1), "vm-0 alone"
+    assert list(found.vms[1].metrics[0].vms) == [0] * 16 + [1] + [0] * 13
+    by_job = query(metrics=["cpu_usage_cores"], hosts=["h1"], points=30, group_by="GROUP_BY_JOB", page_size=1)
+    first = await fleet.answer("QuerySeries", by_job)
+    by_job.page_token = first.next_page_token
+    second = await fleet.answer("QuerySeries", by_job)
+    assert [(each.group, each.metrics[0].mean[0]) for each in (*first.vms, *second.vms)] == [("even", 6), ("odd", 9)]
+    assert not second.next_page_token
+    single = await fleet.answer("QuerySeries", query(hosts=["h1"], points=30, group_by="GROUP_BY_VM"))
+    assert [vm.vm for vm in single.vms] == list(VMS)
+    assert (single.vms[0].group, single.vms[0].metrics[0].joined, len(single.vms[0].metrics[0].vms)) == ("", "", 0)
+    by_job.group_by = fleet_pb2.GROUP_BY_HOST
+    assert (await refused(fleet, "QuerySeries", by_job))[:2] == ("INVALID_ARGUMENT", "page_token")
+
+
+async def test_a_project_has_the_sum_of_the_vms_that_were_of_it_last(fleet) -> None:
+    def facts(vm: str, at: int, project: str) -> FactRow:
+        return FactRow("h1", vm, at, agent_pb2.VmFacts(vm=vm, unix_ns=at, project=project).SerializeToString())
+
+    fleet.facts.take([facts(f"vm-{number}", DAY - 100 * S, "Red" if number < 3 else "Blue") for number in range(5)])
+    fleet.facts.take([facts("vm-4", DAY + 10 * S, "Red")])
+    wanted = query(metrics=["cpu_usage_cores"], projects=["red", "Blue"], points=30, group_by="GROUP_BY_PROJECT")
+    found = await fleet.answer("QuerySeries", wanted)
+    assert [(each.group, each.metrics[0].mean[0], each.metrics[0].vms[0]) for each in found.vms] == [
+        ("Blue", 3, 1), ("red", 7, 4),
+    ]  # fmt: skip
+    wanted.page_size = 1
+    first = await fleet.answer("QuerySeries", wanted)
+    wanted.page_token = first.next_page_token
+    second = await fleet.answer("QuerySeries", wanted)
+    assert [(each.group, each.metrics[0].vms[0]) for each in (*first.vms, *second.vms)] == [("Blue", 1), ("red", 4)]
+    nobody = query(projects=["green"], group_by="GROUP_BY_PROJECT")
+    assert not (await fleet.answer("QuerySeries", nobody)).vms
 
 
 async def test_a_vm_that_is_gone_is_found_by_the_name_in_its_facts(fleet) -> None:

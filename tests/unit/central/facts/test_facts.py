@@ -283,3 +283,20 @@ async def test_the_oldest_facts_go_where_too_many_wait(tmp_path):
     assert [row.vm for _, row in journal.read_facts(10)] == ["v2", "v3"]
     assert journal.stats.rejected_events == {"facts_backlog_full": 2}
     await journal.close()
+
+
+def test_which_vms_are_or_were_of_a_project(store):
+    other = f"{VM[:-1]}2"
+    store.take([vm_row(100, project="Red"), vm_row(200, project="blue"), vm_row(300, project="blue", gone=True)])
+    store.take([vm_row(100, vm=other, host="node2", project="blue", name="Mail-1", job="Mail")])
+    assert store.has_project("red") and store.has_project("RED", vm=VM, host="node1", job="shop")
+    assert not store.has_project("red", vm=other) and not store.has_project("red", host="node2")
+    assert not store.has_project("blue", job="none") and store.has_project("blue", job="mail")
+    assert store.of_project("blue", [other, "x", "mail-1", "MAIL-1", VM]) == [other, "mail-1", "MAIL-1", VM]
+    assert store.of_project("red", [other, "mail-1"]) == store.of_project("red", []) == []
+    assert store.named("mail-1", 9, "blue") == [other] and store.named("mail-1", 9, "red") == []
+    assert store.vms_of(["blue"], 0, 2**62, 9) == [VM, other]
+    assert store.vms_of(["blue"], 0, 2**62, 9, hosts=["node2", "node3"]) == [other]
+    assert store.vms_of(["blue"], 0, 2**62, 9, vms=[VM, "x"]) == [VM]
+    assert store.projects_of([VM, other], ["Blue", "red"], 0, 250 * S) == {VM: "Blue", other: "Blue"}
+    assert store.projects_of([VM], ["Blue", "red"], 0, 150 * S) == {VM: "red"}

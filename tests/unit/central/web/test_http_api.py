@@ -108,8 +108,9 @@ def test_the_document_is_valid_and_has_every_method():
     parameters = found["paths"]["/v1/incidents"]["get"]["parameters"]
     described = {p["name"]: p.get("description") for p in parameters}
     assert described["suspect_job"] == "only those in which some report suspects this job first"
-    (number,) = found["paths"]["/v1/incidents/{id}"]["get"]["parameters"]
+    number, project = found["paths"]["/v1/incidents/{id}"]["get"]["parameters"]
     assert (number["in"], number["required"], number["schema"]["type"]) == ("path", True, "integer")
+    assert (project["name"], project["in"], project["required"]) == ("project", "query", False)
     evidence = found["components"]["schemas"]["TriggerSuspect"]["properties"]
     assert evidence["score"] == {"type": ["number", "null"], "description": "coefficient * usage; NaN if not known"}
 
