@@ -298,9 +298,10 @@ async def test_a_view_of_one_thing_is_of_the_project_or_not_found(central, brows
         await seen.open("#/audit?project=nobody")
         assert "Nobody has acknowledged" in await seen.page.inner_text("main")
         questions = [url for url in asked if "/v1/" in url]
-        # An incident is shown whole, with the series of all that is in it.
-        whole = [url for url in questions if "/v1/series" in url and "projects=" not in url]
-        assert all("project" in url for url in questions if url not in whole), questions
-        assert len(whole) == 1 and f"vms={vm_id(1)}" in whole[0]
+        # An incident is shown whole, with the series of all that is in it, and of the hour before.
+        whole = [url for url in questions if "project" not in url]
+        assert len(whole) == 3, whole
+        assert [f"vms={vm_id(1)}" in url for url in whole if "/v1/series" in url] == [True, True]
+        assert ["host=node0001" in url for url in whole if "/v1/incidents?" in url] == [True]
         assert not any("vm-facts" in url for url in questions)
         assert [error for error in seen.errors if "404" not in error] == []

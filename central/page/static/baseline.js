@@ -23,14 +23,14 @@ const suffered = (incidents, vm) => incidents.filter((i) => i.victims.some((each
  *
  * @returns {Promise} of what `askSeries` gives, with the `incidents` of that hour and its end, `before`, in seconds.
  */
-export async function askBaseline(ask, host, vms, metrics, incidents) {
+export async function askBaseline(ask, host, vms, metrics, incidents, project) {
   if (!vms.length || !incidents.length) return null;
   const before = Math.min(...incidents.map((i) => i.first_unix_ns)) / 1e9 - SLOT_S;
   const until = Math.ceil((before * 1e3) / MINUTE_MS) * MINUTE_MS; // a refresh asks the same
   const since = until - HOUR_MS;
   const [series, earlier] = await Promise.all([
-    askSeries(ask, { vms, hosts: [host] }, metrics, { since, until }, STEPS),
-    unlessUnknown(ask("v1/incidents", { host, since_unix_ns: nanoseconds(since), until_unix_ns: nanoseconds(until), page_size: MOST_INCIDENTS })),
+    askSeries(ask, { vms, hosts: [host], projects: project }, metrics, { since, until }, STEPS),
+    unlessUnknown(ask("v1/incidents", { host, project, since_unix_ns: nanoseconds(since), until_unix_ns: nanoseconds(until), page_size: MOST_INCIDENTS })),
   ]);
   return series && { ...series, before, incidents: earlier?.incidents ?? [] };
 }

@@ -41,7 +41,7 @@ export async function load(ask, { what, parameters }) {
   const open = host.incidents.find((i) => i.open);
   const [series, baseline, detail] = await Promise.all([
     choice.ids.length ? askSeries(ask, { ...scope, vms: choice.ids }, withEnds(metrics), shown) : null,
-    askBaseline(ask, what, choice.ids, metrics, host.incidents),
+    askBaseline(ask, what, choice.ids, metrics, host.incidents, project),
     open ? unlessUnknown(ask(`v1/incidents/${open.id}`, { project })) : null,
   ]);
   return { shown, metrics, host, choice, series, baseline, sums, known: known?.host?.facts, detail };
