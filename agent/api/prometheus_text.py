@@ -47,8 +47,10 @@ class _Families(Collector):
             time.sleep(0)
 
     def _families(self) -> Iterator[Metric]:
-        info = GaugeMetricFamily("whitepanda_agent_info", "The agent's version and the host's CPU model; always 1.")
+        text = "The agent's version, the host's CPU model and its name at central; always 1."
+        info = GaugeMetricFamily("whitepanda_agent_info", text)
         labels = {"version": self._host.agent_version, "platform": clean_name(self._host.platform)}
+        labels["host"] = clean_name(self._host.host)
         info.add_sample(info.name, labels, 1)
         yield info
         values = {one.name: one.value for one in self._host.host_metrics if not math.isnan(one.value)}

@@ -3,13 +3,13 @@
     python -m bench.dfactor.live [--seeds 5] [--hosts 200] [--out FOLDER]
 
 VMs of random applications run on simulated hosts (`collector.simulated.contention`: shared cache, a memory queue, CPUs
-that are waited for, a disk queue). What agents would measure goes through `make_snapshot`, as in central; its
-dilation of each VM among the others on its host is held against the VM's true one. As in D-Factor, a VM's time has a
-share in which it idles, and which nobody stretches; the rest grows like the time of a unit of work (`of its work`, also
-shown) over the same alone on that host. Scenarios restrict what is contended for. In the control agents measure VMs
-alone, and the truth is D-Factor itself: its error is that of noise and of VMs that differ from their job's mean. Then a
-new VM of a known job is placed on one of the hosts by each rule, and its true dilation there is compared with the best
-host's.
+that are waited for, queues of the disk and the network's link). What agents would measure goes through
+`make_snapshot`, as in central; its dilation of each VM among the others on its host is held against the VM's true one.
+As in D-Factor, a VM's time has a share in which it idles, and which nobody stretches; the rest grows like the time of a
+unit of work (`of its work`, also shown) over the same alone on that host. Scenarios restrict what is contended for. In
+the control agents measure VMs alone, and the truth is D-Factor itself: its error is that of noise and of VMs that
+differ from their job's mean. Then a new VM of a known job is placed on one of the hosts by each rule, and its true
+dilation there is compared with the best host's.
 
 Prints the tables as Markdown; --out writes live.md. Exits with 1 if the control's error is above its bar.
 """
@@ -44,6 +44,9 @@ _CACHE = tuple(app for name, (app, _) in STRESSORS.items() if name.startswith("c
 _DISK = tuple(app for name, (app, _) in STRESSORS.items() if name.startswith("disk-"))
 #: At usual loads a tenth of the disk's stressors.
 _DISK_MIXED = tuple(replace(app, disk_mb_per_s=app.disk_mb_per_s / 10) for app in _DISK)
+_NETWORK = tuple(
+    replace(STRESSORS["network"][0], l2_mpki=0.5, network_mb_per_s=mb_per_s) for mb_per_s in (1650.0, 3300.0, 4950.0)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Scenario:
     load: tuple[float, float]  # uniform; of a vCPU
     vm_cpus: int = HOST.vm_cpus
     is_control: bool = False
+    link_mb_per_s: float = 0.0  # 0: the network delays nobody
 
 
 #: By what is contended for.
@@ -62,6 +66,7 @@ SCENARIOS = {
     "cpu": Scenario((_CPU,), (0.1, 0.5), vm_cpus=12),
     "cache and memory": Scenario((*_SERVICES, *_CACHE), (0.1, 0.5), vm_cpus=48),
     "disk": Scenario(tuple(replace(app, l2_mpki=0.5) for app in _DISK), (0.01, 0.05), vm_cpus=48),
+    "network": Scenario(_NETWORK, (0.02, 0.1), vm_cpus=48, link_mb_per_s=2500.0),  # 20 Gb/s
     "all of them": Scenario((*_SERVICES, *_CACHE, *_DISK_MIXED, _CPU), (0.05, 0.5)),
 }
 
@@ -88,7 +93,7 @@ class Hosts:
 
 def make_hosts(scenario: Scenario, hosts: int, rng: np.random.Generator) -> Hosts:
     """Draw hosts with 2 to 8 VMs each. Each application is a job with a usual load, from which its VMs vary by 10 %."""
-    machine = replace(HOST, vm_cpus=scenario.vm_cpus, cpus=scenario.vm_cpus + 8)
+    machine = replace(HOST, vm_cpus=scenario.vm_cpus, cpus=scenario.vm_cpus + 8, link_mb_per_s=scenario.link_mb_per_s)
     # Each application at four usual loads is four jobs.
     jobs = [app for app in scenario.applications for _ in range(4)]
     usual = rng.uniform(*scenario.load, len(jobs))
@@ -99,17 +104,22 @@ def make_hosts(scenario: Scenario, hosts: int, rng: np.random.Generator) -> Host
 
 
 def shares(rates: Rates, p: Parameters) -> tuple[Floats, Floats, Floats]:
-    """Return what an agent measures: cores, share of cycles that wait for memory, share of time with a disk wait."""
+    """Return what an agent measures: cores, share of cycles that wait for memory, share of time with a disk wait.
+
+    The network's bytes are in `rates`.
+    """
     under_way = rates.disk_ops_per_s * rates.disk_op_s
     stalled = rates.memory_stall_per_s / np.maximum(rates.cycles_per_s, 1.0)
     return rates.usage_cores, stalled, -np.expm1(-under_way) + 0.0 * p.vcpus
 
 
 def unit_time(rates: Rates, p: Parameters) -> Floats:
-    """Return the time of a unit of work: a request with its disk operations, or a second on a vCPU of a closed loop."""
+    """Return the time of a unit of work: a request or, of a closed loop, a second on a vCPU; with disk and network."""
     ops = p.disk_bytes_per_s / p.disk_op_bytes / p.vcpus  # of a loop, in a second on a vCPU
     request = rates.service_s + p.disk_ops_per_request * rates.disk_op_s
+    request = request + p.network_bytes_per_request * rates.network_byte_s
     loop = rates.cpi / p.alone_cpi * rates.stretch + ops * rates.disk_op_s
+    loop = loop + p.network_bytes_per_s / p.vcpus * rates.network_byte_s
     found: Floats = np.where(p.serves, request, loop)
     return found
 
@@ -139,7 +149,11 @@ def snapshot(hosts: Hosts, rates: Rates, rng: np.random.Generator) -> tuple[Snap
         "wait": noisy(waited[at], NOISE.load_std, rng).tolist(),
     }
     rows |= {name: [None] * count for name in ("memory", "disk", "network")}
-    sizes = Sizes({name: HostSize(cpus=hosts.machine.vm_cpus, disks=1) for name in names})
+    link = hosts.machine.link_mb_per_s * 1e6 or None
+    if link:
+        rows["network"] = noisy(rates.network_bytes_per_s[at], NOISE.load_std, rng).tolist()
+    size = HostSize(cpus=hosts.machine.vm_cpus, disks=1, network_bytes_per_s=link)
+    sizes = Sizes(dict.fromkeys(names, size))
     return make_snapshot(PlacementSection(), 0, 900 * _S_NS, rows, (), sizes), place
 
 
@@ -160,12 +174,14 @@ def truth(hosts: Hosts, rates: Rates, place: Any) -> tuple[Floats, Floats]:
     at = (place[:, 0], place[:, 1])
     alone = hosts.alone()
     cores, stalled, waited = shares(alone, p)
-    vectors = np.stack([cores * (1 - stalled), cores * stalled, waited], axis=-1) * (hosts.load > 0)[..., None]
+    link = hosts.machine.link_mb_per_s * 1e6
+    sent = alone.network_bytes_per_s / link if link else np.zeros_like(waited)
+    vectors = np.stack([cores * (1 - stalled), cores * stalled, waited, sent], axis=-1) * (hosts.load > 0)[..., None]
     busy = np.minimum(1.0, vectors.sum(axis=-1))
     if not hosts.scenario.is_control:
         work = unit_time(rates, p)[at] / unit_time(alone, p)[at]
         return 1.0 + busy[at] * (work - 1.0), work
-    units = np.array([hosts.machine.vm_cpus, hosts.machine.vm_cpus, 1.0])
+    units = np.array([hosts.machine.vm_cpus, hosts.machine.vm_cpus, 1.0, 1.0])
     own = vectors / np.maximum(1.0, vectors.sum(axis=-1, keepdims=True))
     others = vectors.sum(axis=1, keepdims=True) - vectors
     dilation = (1.0 + (own * others / units).sum(axis=-1))[at]

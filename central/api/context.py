@@ -24,6 +24,7 @@ from central.config import PlacementSection, RuntimeSection
 from central.facts.store import FactStore
 from central.history.reader import FleetHistory
 from central.incidents.people import TooManyError
+from central.incidents.silences import MAX_IN_FORCE
 from central.incidents.store import IncidentQuery, IncidentStore, Place, StoreError
 from central.incidents.totals import OpenCounts
 from central.ingest.sessions import StreamRegistry
@@ -36,6 +37,7 @@ from central.placement.known_facts import sizes_at
 from central.placement.live import LiveFleet
 from central.validation.events import EventRow
 from central.vms.listing import VmList
+from central.vms.silenced import silenced
 from whitepanda.common.errors import InputError
 from whitepanda.common.tls import OwnCertificate, TlsFiles
 from whitepanda.v1 import fleet_pb2
@@ -97,6 +99,14 @@ class IncidentHistory:
         for incident in incidents:
             incident.silenced_by = silences.get(incident.id, 0)
         return incidents
+
+    def silences_in_force(self) -> list[fleet_pb2.Silence]:
+        """Return the silences that are in force, or will be; none while the history does not answer. Blocks."""
+        now, bounds = self.clock_unix_ns(), {"limit": MAX_IN_FORCE, "before_id": MAX_TIME_UNIX_NS}
+        try:
+            return self.store.list_silences(now_unix_ns=now, current_only=True, **bounds)
+        except StoreError:
+            return []
 
     def count_open(self) -> OpenCounts | None:
         """Return how many incidents are open; None while the history does not answer. Blocks."""
@@ -177,6 +187,7 @@ class Context:
         self.facts = FactStore(incidents)
         self.history = IncidentHistory(incidents, gap_ns, clock_unix_ns)
         self.open_incidents = SharedAnswer(self.history.count_open, _REST)
+        self.silenced = SharedAnswer(lambda: silenced(self.history.silences_in_force(), self.listed.entries), _REST)
         self.coefficients = CoefficientHistory(builder.versions)
         self.older: BuiltVersion | None = None  # the last version asked for that is no longer the current one
         self.times = SegmentTimes(lake)

@@ -6,8 +6,9 @@ from central.api.context import Context
 from central.api.hosts import by_reason, held_back, paced, silence
 from central.api.limits import MAX_TIME_UNIX_NS
 from central.api.requests import read_top
-from central.api.vms import last_running, of_project
+from central.api.vms import last_running, of_project, renew_list
 from central.journal.latency import BOUNDS_S
+from central.vms.silenced import Silenced
 from whitepanda.common.messages import message_of
 from whitepanda.common.protocol import PROTOCOL_VERSION
 from whitepanda.v1 import fleet_pb2
@@ -23,6 +24,9 @@ async def get_status(context: Context, _request: fleet_pb2.GetFleetStatusRequest
     totals, incidents_error = await context.lake_totals.get(), parts.incidents_error()
     # A history that is known to be away is not asked.
     counts = None if incidents_error else await context.open_incidents.get()
+    quiet = Silenced() if incidents_error else await context.silenced.get()
+    if quiet.is_any:
+        renew_list(context)  # the next answer has the VMs
     stats, built, times = journal.stats, builder.current, journal.ack_times
     return message_of(
         fleet_pb2.FleetStatus,
@@ -54,6 +58,8 @@ async def get_status(context: Context, _request: fleet_pb2.GetFleetStatusRequest
         silenced_incidents=counts and counts.silenced,
         acknowledged_incidents=counts and counts.acknowledged,
         quiet_victims=counts.quiet_victims if counts else (),
+        silenced_vms=quiet.vms,
+        silenced_hosts=quiet.hosts,
         webhooks=parts.webhooks(),
         certificate_expiry_unix_ns=round((parts.certificate.expiry_unix_s() or 0) * 1e9),
         revoked_certificates=len(parts.revoked.serials),

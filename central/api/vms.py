@@ -34,10 +34,15 @@ async def _listed(context: Context) -> VmList:
         known = await context.drawing.read_lake("which VMs run now", context.recent.read, "try again in a while")
     if context.listed_of is None:
         await _make(context, known)
-    elif context.listed_of is not known and (context.listing is None or context.listing.done()):
-        # Nobody waits for a newer list while there is one.
-        context.listing = asyncio.create_task(_make_later(context, known), name="the list of VMs")
+    renew_list(context)  # nobody waits for a newer list while there is one
     return context.listed
+
+
+def renew_list(context: Context) -> None:
+    """Have `context.listed` made again if it is old, without waiting for it."""
+    known, is_free = last_running(context), context.listing is None or context.listing.done()
+    if known is not None and context.listed_of is not known and is_free:
+        context.listing = asyncio.create_task(_make_later(context, known), name="the list of VMs")
 
 
 async def _make(context: Context, running: Running) -> None:

@@ -194,8 +194,8 @@ def silence_add(
 ) -> None:
     """Keep incidents quiet that match all of --host, --vm, --job and --project that are given; at least one is needed.
 
-    Webhooks send nothing of them, and the alerts that come with whitepanda end. If one is still open once the silence
-    is over, it is sent then.
+    Webhooks send nothing of them. Prometheus' alerts on their victims, and on VMs and hosts that match, end. If an
+    incident is still open once the silence is over, it is sent then.
     """
     now = time.time_ns()
     start = now + _duration_ns("--in", starts_in) if starts_in else 0

@@ -58,6 +58,10 @@ def _open_incidents(status: fleet_pb2.FleetStatus) -> list[tuple[tuple[str, ...]
     return [((state,), count) for state, count in {**counts, "silenced": silenced}.items()]
 
 
+def _quiet_vms(status: fleet_pb2.FleetStatus) -> list[tuple[tuple[str, ...], float]]:
+    return [((vm,), 1.0) for vm in sorted({*status.quiet_victims, *status.silenced_vms})]
+
+
 def _oldest_waiting(status: fleet_pb2.FleetStatus) -> Iterator[tuple[tuple[str, ...], float]]:
     for one in status.webhooks:
         if one.oldest_waiting_unix_ns:
@@ -124,8 +128,10 @@ _METRICS: tuple[tuple[str, str, _Make], ...] = (
      _family(Counter, _dropped, "receiver", "reason")),
     ("open_incidents", "hosts with suffering VMs, by what people did about it; absent while incident history is down",
      _family(Gauge, _open_incidents, "state")),
-    ("quiet_victim", "1 for each VM that suffers in a silenced or acknowledged incident; at most 1000",
-     _family(Gauge, lambda status: [((vm,), 1.0) for vm in status.quiet_victims], "vm")),
+    ("quiet_vm", "1 for silenced VMs (at most 5000) and victims of silenced or acknowledged incidents (at most 1000)",
+     _family(Gauge, _quiet_vms, "vm")),
+    ("silenced_host", "1 for each host that a silence matches as a whole; at most 200",
+     _family(Gauge, lambda status: [((host,), 1.0) for host in status.silenced_hosts], "host")),
     ("coefficients_created_timestamp_seconds", "when the version in force was made, since 1970; none without a version",
      _time("coefficient_created_unix_ns")),
     ("certificate_expiry_timestamp_seconds", "when central's own certificate expires, since 1970",

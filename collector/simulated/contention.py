@@ -13,7 +13,8 @@ not depend on each other. Per VM i, with f the clock:
 - CPUs: if demand exceeds them, all get the same part of their demand; below, a vCPU waits for a CPU like a customer
   of c servers: U^(sqrt(2 (c + 1)) - 1) / (c (1 - U)) per time it runs (Sakasegawa 1977);
 - disk: an operation takes its idle time / (1 - U);
-- the network is far from saturated and delays no VM (section 6.1).
+- the network is far from saturated and delays no VM (section 6.1); with a `link_mb_per_s` a byte takes its time on
+  the idle link / (1 - U).
 
 Misses depend on the held part, which depends on the misses: a damped fixed point.
 """
@@ -69,7 +70,7 @@ class Parameters(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Rates at a moment, shape (..., VMs); of the host's `disk_op_s` (..., 1)."""
+    """Rates at a moment, shape (..., VMs); of the host's `disk_op_s` and `network_byte_s` (..., 1)."""
 
     cpi: Array
     usage_cores: Array
@@ -90,6 +91,7 @@ class Rates(NamedTuple):
     disk_bytes_per_s: Array
     disk_op_s: Array
     network_bytes_per_s: Array
+    network_byte_s: Array  # 0: it delays nobody
 
 
 def workers_of(application: Application, vcpus: int) -> int:
@@ -159,6 +161,7 @@ def contend(
     disk_ops = requests * p.disk_ops_per_request + p.disk_bytes_per_s * looping * granted / p.disk_op_bytes
     disk_bytes = disk_ops * p.disk_op_bytes
     disk = np.minimum(disk_bytes.sum(-1, keepdims=True) / (machine.disk_mb_per_s * 1e6), machine.max_utilisation)
+    network = requests * p.network_bytes_per_request + p.network_bytes_per_s * looping * granted
     return Rates(
         cpi=cpi,
         usage_cores=usage,
@@ -179,8 +182,18 @@ def contend(
         disk_ops_per_s=disk_ops,
         disk_bytes_per_s=disk_bytes,
         disk_op_s=machine.disk_op_ms / 1e3 / (1 - disk),
-        network_bytes_per_s=requests * p.network_bytes_per_request + p.network_bytes_per_s * looping * granted,
+        network_bytes_per_s=network,
+        network_byte_s=_byte_s(machine, network.sum(-1, keepdims=True)),
     )
+
+
+def _byte_s(machine: Machine, bytes_per_s: Array) -> Array:
+    """Return the mean time of a byte on the link, its wait for the others included."""
+    if not machine.link_mb_per_s:
+        return np.zeros_like(bytes_per_s)
+    speed = machine.link_mb_per_s * 1e6
+    found: Array = 1 / speed / (1 - np.minimum(bytes_per_s / speed, machine.max_utilisation))
+    return found
 
 
 def _settle(

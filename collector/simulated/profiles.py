@@ -60,7 +60,8 @@ class Machine:
     write_back: float = 0.3  # bytes written back per byte read from memory
     disk_mb_per_s: float = 200.0
     disk_op_ms: float = 0.5  # an operation of an idle disk; it waits like in an M/M/1 queue
-    max_utilisation: float = 0.9  # of memory and disk: those that wait ask for less
+    link_mb_per_s: float = 0.0  # of the network, in all; 0: far from saturation, as in section 6.1, it delays nobody
+    max_utilisation: float = 0.9  # of memory, disk and link: those that wait ask for less
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,19 @@ def test_a_vm_alone_is_not_slowed_down():
     assert work == pytest.approx(np.ones(20), abs=1e-6)
 
 
+def test_the_networks_share_is_of_the_speed_that_host_facts_have():
+    scenario = live.SCENARIOS["network"]
+    made = live.make_hosts(scenario, 20, np.random.default_rng(1))
+    rates = made.rates(made.running, made.load)
+    now, _ = live.snapshot(made, rates, np.random.default_rng(2))
+    at = now.resources.index("network")
+    sent = rates.network_bytes_per_s.sum(axis=1) / (scenario.link_mb_per_s * 1e6)
+    assert now.hosts.totals[:, at] == pytest.approx(sent, rel=0.05)
+    found = live.measure(scenario, 40, 17)
+    assert found.order > 0.9
+    assert error(found) < float(np.concatenate(found.errors["no slow-down"]).mean())
+
+
 def test_the_study_has_a_row_for_each_scenario_and_its_control_below_the_bar():
     page = (ROOT / "docs" / "studies" / "placement.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| ([a-z ]+) \| [\d,]+ \| [^|]+ \| (\d+\.\d) \(", page, re.MULTILINE))

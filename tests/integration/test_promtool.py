@@ -87,6 +87,8 @@ def test_centrals_page_passes() -> None:
         silenced_incidents=1,
         acknowledged_incidents=1,
         quiet_victims=["u1"],
+        silenced_vms=["u1", "u2"],
+        silenced_hosts=["h1"],
         certificate_expiry_unix_ns=10**18,
         coefficient_created_unix_ns=10**18,
         acknowledgements=fleet_pb2.AcknowledgementTimes(bound_s=BOUNDS_S, batches=[1] * (len(BOUNDS_S) + 1), sum_s=1.0),
@@ -96,7 +98,7 @@ def test_centrals_page_passes() -> None:
         ],
     )
     lines = metrics.render(status).decode().splitlines()
-    assert sum(not line.startswith("#") for line in lines) == documented("central") + 2 * 7 + 4 + 1
+    assert sum(not line.startswith("#") for line in lines) == documented("central") + 2 * 7 + 4 + 3
     for reported in (fleet_pb2.FleetStatus(), status):
         done = promtool("check", "metrics", text=metrics.render(reported))
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -128,7 +128,7 @@ def test_a_silence_survives_a_kill_and_what_is_open_is_sent_when_it_is_over(cent
     for line in (
         'open_incidents{state="acknowledged"} 1.0',
         'open_incidents{state="new"} 0.0',
-        'quiet_victim{vm="uuid-web"}',
+        'quiet_vm{vm="uuid-web"}',
     ):
         assert line in text
     time.sleep(3)  # more than one look of the webhooks

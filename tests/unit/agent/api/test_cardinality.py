@@ -125,7 +125,7 @@ def test_labels_are_of_few_kinds_and_their_values_from_lists() -> None:
                 if label == "reason" and not sample.name.endswith("slow_down_absent"):
                     assert value in reasons
     assert names == {
-        *("vm", "name", "job", "part", "source", "behaviour", "reason", "version", "platform", "certificate"),
+        *("vm", "name", "job", "part", "source", "behaviour", "reason", "version", "platform", "host", "certificate"),
         *("project", "flavor", "owner", "manager", "latency_sensitive"),
         *("suspect", "suspect_name", "suspect_job"),
     }

@@ -126,7 +126,7 @@ def test_every_metric_of_the_table_is_there_with_its_value():
         assert page[family_name(metric)] == [({"vm": "u1", "name": "db7", "job": "db"}, index)]
     for index, metric in enumerate(m for m in METRICS if m.scope in {"host", "agent"}):
         assert page[family_name(metric)] == [({}, index)]
-    assert page["whitepanda_agent_info"] == [({"version": "1.2", "platform": "cpu"}, 1)]
+    assert page["whitepanda_agent_info"] == [({"version": "1.2", "platform": "cpu", "host": "host1"}, 1)]
     ends = page["whitepanda_agent_certificate_expiry_timestamp_seconds"]
     assert ends == [({"certificate": "uplink.tls"}, 1.8e9), ({"certificate": "metrics.tls"}, 1.9e9)]
 

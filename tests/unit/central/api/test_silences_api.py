@@ -14,6 +14,8 @@ from central.authorisation.roles import Access
 from central.facts.store import FactStore
 from central.incidents.store import IncidentStore
 from central.validation.facts import FactRow
+from central.vms.listing import VmEntry, VmList
+from central.web import metrics
 from central.web.server import HttpApi
 from tests.support.spoken_streams import https
 from tests.unit.central.api.test_fleet_api import Served
@@ -90,6 +92,7 @@ async def test_what_a_responder_does_is_shown_and_kept_with_its_name(served):
     status = await served.ask("GetFleetStatus", pb.GetFleetStatusRequest())
     assert (status.open_incidents, status.silenced_incidents, status.acknowledged_incidents) == (1, 1, 0)
     assert list(status.quiet_victims) == ["uuid-web"]
+    assert (status.silenced_hosts, status.silenced_vms) == (["h1"], [])
     ended = await served.ask("EndSilence", pb.EndSilenceRequest(id=1))
     assert (ended.in_force, ended.ended_by) == (False, "operator")
     assert len(served.written) == 4, "webhooks look at once"
@@ -135,6 +138,23 @@ async def test_a_remedy_and_a_clock_that_was_set_are_on_the_timeline(tmp_path):
         (2040, "CHANGE_KIND_CLOCK_SET", ""),
         (2090, "CHANGE_KIND_REMEDY_ENDED", "scan-1"),
     ]
+
+
+async def test_the_status_has_the_vms_that_silences_match_once_it_is_known_who_runs(served):
+    context = served.fleet
+    context.listed = VmList([VmEntry(f"u{n}", f"web-{n}", "", "web", f"h{n}", "", 1.0, 1.0, 0, "") for n in range(3)])
+    await served.ask("CreateSilence", silence(host="", job="web"))
+    ended = await served.ask("CreateSilence", silence())
+    await served.ask("EndSilence", pb.EndSilenceRequest(id=ended.id))
+    status = await served.ask("GetFleetStatus", pb.GetFleetStatusRequest())
+    assert (status.silenced_vms, status.silenced_hosts) == (["u0", "u1", "u2"], [])
+    lines = metrics.render(status).decode().splitlines()
+    assert {line for line in lines if line.startswith("whitepanda_central_quiet_vm{")} == {
+        f'whitepanda_central_quiet_vm{{vm="{vm}"}} 1.0'
+        for vm in ("u0", "u1", "u2", "uuid-web")  # the last suffers, all victims are of job web
+    }
+    # A central that is only scraped finds out who runs, because a silence is in force.
+    assert context.refreshing is not None
 
 
 async def test_lists_come_in_pages(served):

@@ -12,7 +12,7 @@ from collector.simulated import contention
 from collector.simulated.contention import Rates, contend, parameters, workers_of
 from collector.simulated.history import simulate_days
 from collector.simulated.model import Host
-from collector.simulated.profiles import APPLICATIONS, HOST, NOISE, PROFILES, STRESSORS
+from collector.simulated.profiles import APPLICATIONS, HOST, NOISE, PROFILES, STRESSORS, Machine
 from collector.simulated.requests import RequestQueue, expected_p95, p95
 from collector.simulated.scenario import parse
 from collector.simulated.truth import Role, RoleTracker
@@ -22,9 +22,9 @@ MIB = 1 << 20
 CALM = replace(NOISE, load_std=0.0, ipc_std=0.0, counter_std=0.0, bandwidth_std=0.0, occupancy_std=0.0, wait_std=0.0)
 
 
-def together(*vms: tuple[str, int, float]) -> Rates:
-    p = parameters(HOST, [(PROFILES[name], vcpus) for name, vcpus, _ in vms])
-    return contend(HOST, p, np.array([load for _, _, load in vms]))
+def together(*vms: tuple[str, int, float], machine: Machine = HOST) -> Rates:
+    p = parameters(machine, [(PROFILES[name], vcpus) for name, vcpus, _ in vms])
+    return contend(machine, p, np.array([load for _, _, load in vms]))
 
 
 # --- contention ---
@@ -120,6 +120,17 @@ def test_a_busy_disk_delays_operations_and_nobodys_cpu() -> None:
     # 105 of 200 MB/s: an operation takes 1 / (1 - 0.525) times as long.
     assert busy.disk_op_s[0] == pytest.approx(0.5e-3 / (1 - 0.535), rel=0.03)
     assert busy.cpi[0] == pytest.approx(calm.cpi[0], rel=0.01)
+
+
+def test_a_byte_waits_on_a_link_that_has_a_speed_and_on_no_other() -> None:
+    vms = (("network", 8, 0.3), ("network", 8, 0.2))  # 3300 MB/s at load 1
+    link = replace(HOST, link_mb_per_s=2500.0)
+    both, alone, anywhere = together(*vms, machine=link), together(vms[0], machine=link), together(*vms)
+    assert alone.network_byte_s[0] == pytest.approx(1 / 2.5e9 / (1 - 990 / 2500))
+    assert both.network_byte_s[0] == pytest.approx(1 / 2.5e9 / (1 - 1650 / 2500))
+    assert together(("network", 8, 1.0), machine=link).network_byte_s[0] == pytest.approx(10 / 2.5e9)  # at most 90 %
+    assert anywhere.network_byte_s[0] == 0.0
+    assert both.network_bytes_per_s == pytest.approx(anywhere.network_bytes_per_s)
 
 
 def test_the_three_stalls_are_not_multiples_of_each_other() -> None:
