@@ -1,5 +1,5 @@
 // Who suffers now, from whom, and what to do; then the fleet: a heat map of hosts, who was in contention, who hurt others.
-import { h, section } from "../dom.js";
+import { h, readable, section } from "../dom.js";
 import { count, counted, interval, isKnown, plain, slowDown, time } from "../format.js";
 import { inOneLine } from "../remedy.js";
 import { table } from "../table.js";
@@ -113,7 +113,7 @@ function heatMap({ overview: o, open, hosts }) {
     const incident = suffers.get(host);
     const level = heat(incident, contended.get(host));
     const ratio = incident?.slowest_now?.slow_down?.ratio;
-    const said = `${host}: ${incident ? `${counted(incident.victims_now, "VM suffers", "VMs suffer")}${isKnown(ratio) ? `, ${plain(ratio)}x` : ""}` : HEAT[level]}${["", "connected"].includes(word) ? "" : `, ${word}`}`;
+    const said = readable(`${host}: ${incident ? `${counted(incident.victims_now, "VM suffers", "VMs suffer")}${isKnown(ratio) ? `, ${plain(ratio)}x` : ""}` : HEAT[level]}${["", "connected"].includes(word) ? "" : `, ${word}`}`);
     const cell = hostLink(host);
     cell.className = `cell heat-${level} ${word}`;
     cell.title = said;
