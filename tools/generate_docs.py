@@ -33,7 +33,7 @@ def _central_metrics() -> list[str]:
 
     refused = [agent_pb2.RejectedRows(reason="any", count=1)]
     receiver = fleet_pb2.WebhookReceiver(receiver="any", oldest_waiting_unix_ns=1, dropped=refused)
-    lists = ("rejected", "rejected_batches", "rejected_events", "refused_streams")
+    lists = ("rejected", "rejected_values", "rejected_batches", "rejected_events", "refused_streams")
     known = {"open_incidents": 1, "quiet_victims": ["any"], "silenced_hosts": ["any"]}
     status = fleet_pb2.FleetStatus(webhooks=[receiver], **known, **dict.fromkeys(lists, refused))
     lines = ["", "## Central", "", "| metric | kind | by | meaning |", "|---|---|---|---|"]

@@ -62,10 +62,15 @@ async def get_job(context: Context, request: fleet_pb2.GetJobRequest) -> fleet_p
         until_unix_ns=running.until_unix_ns,
         recurrence=suspected[0] if suspected else None,
     )
-    if not (detail.statistics or detail.history or detail.vms or suspected):
-        seen = "no version has it, no VM of it ran lately, and no incident names it first"
+    if not (detail.statistics or detail.history or detail.vms or suspected or await _had_vms(context, job)):
+        seen = "no version has it, no VM of it ran lately, no incident names it first, and no facts have it"
         raise unknown(f"nothing is known of job {job[:80]!r}: {seen}", "job")
     return detail
+
+
+async def _had_vms(context: Context, job: str) -> bool:
+    """Whether facts know a VM of a job, also a gone one."""
+    return ("job", job) in await context.history.ask(context.facts.find_groups, job, 1)
 
 
 async def get_host_timeline(context: Context, request: fleet_pb2.GetHostTimelineRequest) -> fleet_pb2.HostTimeline:

@@ -78,6 +78,7 @@ async def get_overview(context: Context, request: fleet_pb2.GetOverviewRequest) 
     open_since = history.open_since_unix_ns
     totals = await history.ask(history.store.totals, since, open_since, top=top, project=project)
     is_open = await history.mark(await history.ask(history.store.open_now, open_since, limit=top, project=project))
+    suffering = await _suffering(context, is_open, project)
     hosts = {each.host for each in mine} if project else context.journal.hosts.keys() - importers
     silent = silence(context, now, hosts)
     running = last_running(context)
@@ -97,10 +98,25 @@ async def get_overview(context: Context, request: fleet_pb2.GetOverviewRequest) 
         vms=len(mine) if project else vms,
         jobs=len({each.job for each in mine}) if project else jobs,
         open=is_open,
+        suffering=suffering[:top],
+        suffering_in_all=len(suffering) if project else 0,
         last_incidents_error=context.parts.incidents_error(),
     )
     found.MergeFrom(totals)
     return found
+
+
+async def _suffering(context: Context, is_open: list[fleet_pb2.Incident], project: str) -> list[fleet_pb2.SufferingVm]:
+    """Return the VMs that suffer in open incidents, those of quiet ones last, else the slowest first."""
+    quiet = {incident.id for incident in is_open if incident.silenced_by or incident.acknowledged_by}
+    found = await context.history.ask(context.history.store.suffering, is_open)
+    mine = [vm for vm in found if project in ("", vm.project)]
+
+    def order(vm: fleet_pb2.SufferingVm) -> tuple[object, ...]:
+        ratio = vm.slow_down.ratio if vm.slow_down.ratio > 0 else 0.0  # 0 or NaN: not known
+        return vm.incident in quiet, -ratio, vm.host, vm.name, vm.vm
+
+    return sorted(mine, key=order)
 
 
 async def get_data_health(context: Context, request: fleet_pb2.GetDataHealthRequest) -> fleet_pb2.DataHealth:

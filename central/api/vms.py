@@ -72,21 +72,22 @@ def _made(context: Context, running: Running) -> VmList:
 
 
 async def _parts(context: Context) -> dict[str, Part]:
-    """Return who suffers, and who is suspected first, in open incidents: victims take precedence."""
+    """Return who suffers, and who is suspected of it, in open incidents: victims take precedence."""
     store, history = context.history.store, context.history
     found: dict[str, Part] = {}
     is_open = await history.ask(store.open_now, history.open_since_unix_ns, limit=_MOST_OPEN)
-    now = await history.ask(store.victims_now, [incident.id for incident in is_open])
-    for incident in is_open:
-        since, number = incident.first_unix_ns, incident.id
-        if incident.HasField("suspect"):
-            found.setdefault(incident.suspect.vm, Part(agent_pb2.BEHAVIOUR_INFLICTING, number, since))
-        for vm in now.get(number, ()):
+    now: dict[int, list[fleet_pb2.SufferingVm]] = {}
+    for vm in await history.ask(store.suffering, is_open):
+        now.setdefault(vm.incident, []).append(vm)
+    for incident in is_open:  # the worst one is first
+        victims = now.get(incident.id, [])
+        named = ([incident.suspect.vm] if incident.HasField("suspect") else []) + [vm.suspect for vm in victims]
+        for suspect in filter(None, named):
+            found.setdefault(suspect, Part(agent_pb2.BEHAVIOUR_INFLICTING, incident.id, incident.first_unix_ns))
+        for vm in victims:
             slow_down = vm.slow_down if vm.HasField("slow_down") else None
-            if (
-                vm.vm not in found or found[vm.vm].behaviour != agent_pb2.BEHAVIOUR_VICTIM
-            ):  # the worst incident is first
-                found[vm.vm] = Part(agent_pb2.BEHAVIOUR_VICTIM, number, since, slow_down)
+            if vm.vm not in found or found[vm.vm].behaviour != agent_pb2.BEHAVIOUR_VICTIM:
+                found[vm.vm] = Part(agent_pb2.BEHAVIOUR_VICTIM, incident.id, vm.since_unix_ns, slow_down)
     return found
 
 
@@ -127,7 +128,10 @@ def _row(each: VmEntry, part: Part | None) -> fleet_pb2.FleetVm:
 
 
 async def search(context: Context, request: fleet_pb2.SearchRequest) -> fleet_pb2.SearchResponse:
-    """VMs, hosts, jobs and projects whose name has a text; VMs by UUID too, and those that are gone."""
+    """VMs, hosts, jobs and projects whose name has a text; VMs by UUID too, and those that are gone.
+
+    Gone VMs are found by job, project and host as well, after all names.
+    """
     text, top = request.text.strip(), read_top(request.top, 20)
     if not text:
         raise wrong_field("text", "is missing: give a part of a name, or of a VM's UUID")
@@ -135,12 +139,15 @@ async def search(context: Context, request: fleet_pb2.SearchRequest) -> fleet_pb
     hits = await asyncio.to_thread(_hits, context, vms.entries, text.lower(), top, request.project)
     running = {each.vm for each in vms.entries}
     hits += [hit for hit in await _others(context, text, top, request.project) if hit.vm not in running]
+    known = {(kind, getattr(each, kind)) for kind in ("job", "project") for each in vms.entries}
+    groups = await context.history.ask(context.facts.find_groups, text, top, request.project)
+    hits += [_Hit(kind=kind, name=name, gone=True) for kind, name in groups if (kind, name) not in known]
     hits.sort(key=lambda hit: _rank(text.lower(), hit))
     return fleet_pb2.SearchResponse(hits=hits[:top])
 
 
 async def _others(context: Context, text: str, top: int, project: str) -> list[fleet_pb2.SearchHit]:
-    """Return VMs that facts have by a part of a name, and that incidents or events have by the whole name or UUID."""
+    """Return VMs that facts have by a part of a text, and that incidents or events have by the whole name or UUID."""
     found = [
         _Hit(kind="vm", name=each.name, vm=each.vm, project=each.project, job=each.job, host=each.host, gone=True)
         for each in await context.history.ask(context.facts.find, text, top, project)
@@ -171,10 +178,11 @@ def _hits(context: Context, entries: Sequence[VmEntry], text: str, top: int, pro
     return hits
 
 
-def _rank(text: str, hit: fleet_pb2.SearchHit) -> tuple[bool, bool, bool, str]:
+def _rank(text: str, hit: fleet_pb2.SearchHit) -> tuple[bool, bool, bool, bool, str]:
     name = hit.name.lower()
     is_begin = name.startswith(text) or hit.vm.startswith(text)
-    return text not in (name, hit.vm), hit.gone, not is_begin, name
+    is_named = is_begin or text in name  # else it is found by its job, project or host
+    return not is_named, text not in (name, hit.vm), hit.gone, not is_begin, name
 
 
 def last_running(context: Context) -> Running | None:

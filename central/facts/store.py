@@ -102,5 +102,9 @@ class FactStore:
         return self._database.read(lambda connection: tables.named(connection, name, limit, project))
 
     def find(self, text: str, limit: int, project: str = "") -> list[VmRecord]:
-        """Return the last version of VMs, also gone ones, by a part of the name or the beginning of the UUID."""
+        """Return the last version of VMs, also gone ones, by a part of the name, job, project or host, or by UUID."""
         return self._database.read(lambda connection: tables.find(connection, text, limit, project))
+
+    def find_groups(self, text: str, limit: int, project: str = "") -> list[tuple[str, str]]:
+        """Return jobs and projects, also those whose VMs are all gone, by a part of the name: ("job", name)."""
+        return self._database.read(lambda connection: tables.find_groups(connection, text, limit, project))

@@ -203,25 +203,64 @@ def named(connection: sa.Connection, name: str, limit: int, project: str = "") -
 
 
 def find(connection: sa.Connection, text: str, limit: int, project: str = "") -> list[VmRecord]:
-    """Return the last version of VMs, also of gone ones, with a text in the name, or that begin with it as UUID.
+    """Return the last version of VMs, also of gone ones, that a text finds.
 
-    Those that equal it come first, then those that begin with it, then the others, the newest first. `project`: only
-    VMs of this one.
+    It is in the name, begins the UUID, or is in the job, project or host. Names and UUIDs that equal it come first,
+    then those that begin with it, then other names, then jobs, projects and hosts; each the newest first. `project`:
+    only VMs of this one.
     """
     wanted = text.lower()
     columns = (_c.vm, _c.name)
-    has = _c.name.contains(wanted, autoescape=True) | _c.vm.startswith(wanted, autoescape=True)
+    is_named = _c.name.contains(wanted, autoescape=True) | _c.vm.startswith(wanted, autoescape=True)
+    has = sa.or_(
+        is_named, *(column.contains(wanted, autoescape=True) for column in (_c.job, _c.project, sa.func.lower(_c.host)))
+    )
     if project:
         has &= _c.project == project.lower()
     is_equal = sa.or_(*(column == wanted for column in columns))
     begins = sa.or_(*(column.startswith(wanted, autoescape=True) for column in columns))
-    rank = sa.case((is_equal, 0), (begins, 1), else_=2)
+    rank = sa.case((is_equal, 0), (begins, 1), (is_named, 2), else_=3)
     found = (
         sa.select(_c.host, _c.payload, _c.from_unix_ns, sa.func.coalesce(_ended(), 0))
         .where(_c.vm != "", ~_c.gone, has, ~_is_followed(~_later.c.gone))
         .order_by(rank, _c.from_unix_ns.desc(), _c.host, _c.vm)
     )
     return [vm_record(*row) for row in connection.execute(found.limit(min(limit, _FOUND_AT_MOST)))]
+
+
+def find_groups(connection: sa.Connection, text: str, limit: int, project: str = "") -> list[tuple[str, str]]:
+    """Return jobs and projects, also those whose VMs are all gone, with a text in the name: ("job", name).
+
+    At most `limit` of each, those that equal it first, then those that begin with it, then by name. `project`: only
+    those of its VMs.
+    """
+    wanted = text.lower()
+    found: list[tuple[str, str]] = []
+    for kind, column in (("job", _c.job), ("project", _c.project)):
+        has = [_c.vm != "", ~_c.gone, column.contains(wanted, autoescape=True)]
+        if project:
+            has.append(_c.project == project.lower())
+        names = (
+            sa.select(column.label("name"), sa.func.max(_c.from_unix_ns).label("newest"))
+            .where(*has)
+            .group_by(column)
+            .order_by(*_nearest(column, wanted))
+            .limit(min(limit, _FOUND_AT_MOST))
+            .subquery()
+        )
+        # The column has it in lower case, the newest version as it is written.
+        is_newest = (column == names.c.name) & (_c.from_unix_ns == names.c.newest)
+        place = sa.func.row_number().over(partition_by=column, order_by=(_c.host, _c.vm)).label("place")
+        versions = sa.select(_c.payload, names.c.name, place).join(names, is_newest).where(*has).subquery()
+        last = sa.select(versions.c.payload).where(versions.c.place == 1).order_by(*_nearest(versions.c.name, wanted))
+        payloads = connection.scalars(last)
+        found += [(kind, getattr(agent_pb2.VmFacts.FromString(payload), kind)) for payload in payloads]
+    return found
+
+
+def _nearest(name: sa.ColumnElement[str], text: str) -> tuple[sa.ColumnElement[Any], ...]:
+    """Return the order of names that have a text in them: the equal one, those that begin with it, the others."""
+    return sa.case((name == text, 0), (name.startswith(text, autoescape=True), 1), else_=2), name
 
 
 def prune(connection: sa.Connection, before_unix_ns: int) -> int:

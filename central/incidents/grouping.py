@@ -82,7 +82,7 @@ def take(
         number = _incident(connection, row, trigger, gap_ns)
         key = (reports.c[name] == values[name] for name in _KEY)
         connection.execute(sa.update(reports).where(*key).values(incident=number))
-        _note_vms(connection, number, trigger, functools.partial(project_of, row.machine))
+        _note_vms(connection, number, row.unix_ns, trigger, functools.partial(project_of, row.machine))
         if advice.recommendations:
             _note_advice(connection, number, row.unix_ns, advice.SerializeToString())
         changed.add(row.machine)
@@ -208,7 +208,7 @@ def _merge(connection: sa.Connection, kept: int, other: int) -> None:
 
 
 def _note_vms(
-    connection: sa.Connection, incident: int, trigger: agent_pb2.Trigger, project_of: Callable[[str], str]
+    connection: sa.Connection, incident: int, unix_ns: int, trigger: agent_pb2.Trigger, project_of: Callable[[str], str]
 ) -> None:
     first = first_suspect(trigger)
     first_vm = (ROLE_SUSPECT, first.vm) if first else None
@@ -225,6 +225,7 @@ def _note_vms(
                 "name": vm.name,
                 "job": vm.job,
                 "project": project_of(vm.vm),
+                "first_unix_ns": unix_ns,
                 "peak": _or_none(peak),
                 "reports": 1,
                 "first_reports": int((role, vm.vm) == first_vm),
@@ -239,7 +240,8 @@ def _add_vms(connection: sa.Connection, vms: list[dict[str, Any]]) -> None:
         return
     statement = insert_into(connection, incident_vms)
     old, new = incident_vms.c, statement.excluded
-    larger = sa.func.max if connection.dialect.name == "sqlite" else sa.func.greatest
+    is_sqlite = connection.dialect.name == "sqlite"
+    larger, smaller = (sa.func.max, sa.func.min) if is_sqlite else (sa.func.greatest, sa.func.least)
     # By all parts, so that with equal ratios the same interval stays in any order of arrival.
     new_rank, old_rank = (
         sa.tuple_(*(sa.func.coalesce(columns[f"slow_{part}"], least) for part, least in _SLOW.items()))
@@ -257,6 +259,7 @@ def _add_vms(connection: sa.Connection, vms: list[dict[str, Any]]) -> None:
                 "name": new.name,
                 "job": new.job,
                 "project": sa.case((new.project != "", new.project), else_=old.project),
+                "first_unix_ns": smaller(old.first_unix_ns, new.first_unix_ns),
                 **slow,
             },
         ),

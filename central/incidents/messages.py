@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,12 +23,15 @@ def incident_messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) ->
             slow_down = agent_pb2.Degradation(
                 ratio=vm.slow_ratio, low=or_nan(vm.slow_low), high=or_nan(vm.slow_high), model=vm.slow_model
             )
-        same = {name: getattr(vm, name) for name in ("vm", "name", "job", "project", "reports", "first_reports")}
+        same = {
+            name: getattr(vm, name)
+            for name in ("vm", "name", "job", "project", "reports", "first_reports", "first_unix_ns")
+        }
         vms[vm.incident, vm.role].append(fleet_pb2.IncidentVm(**same, peak=or_nan(vm.peak), slow_down=slow_down))
     slowest = _slowest_now(connection, [row.id for row in rows if row.victims_now])
     for number, last in slowest.items():
-        known = (one.reports for one in vms[number, tables.ROLE_VICTIM] if one.vm == last.vm)
-        last.reports = next(known, 0)
+        known = next((one for one in vms[number, tables.ROLE_VICTIM] if one.vm == last.vm), fleet_pb2.IncidentVm())
+        last.reports, last.first_unix_ns = known.reports, known.first_unix_ns
     victims = {row.id: sorted(vms[row.id, tables.ROLE_VICTIM], key=_slowest_first) for row in rows}
     suspects = {row.id: _suspects(row, vms[row.id, tables.ROLE_SUSPECT]) for row in rows}
     taken = people.acknowledged(connection, [row.id for row in rows])
@@ -84,19 +87,42 @@ def _suspects(row: sa.Row[Any], vms: list[fleet_pb2.IncidentVm]) -> list[fleet_p
 
 def _slowest_now(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, fleet_pb2.IncidentVm]:
     """Return the slowest victim in the last report of each of these incidents."""
-    found = victims_now(connection, numbers)
-    return {number: min(vms, key=_slowest_first) for number, vms in found.items()}
+    found: dict[int, list[fleet_pb2.IncidentVm]] = defaultdict(list)
+    for number, trigger in _last_reports(connection, numbers):
+        found[number] += (
+            fleet_pb2.IncidentVm(vm=v.vm, name=v.name, job=v.job, peak=v.n_cpi, slow_down=_slow_down(v))
+            for v in trigger.victims
+        )
+    return {number: min(vms, key=_slowest_first) for number, vms in found.items() if vms}
 
 
-def victims_now(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, list[fleet_pb2.IncidentVm]]:
-    """Return the victims in the last report of each of these incidents."""
+def suffering(connection: sa.Connection, open_ones: Sequence[fleet_pb2.Incident]) -> list[fleet_pb2.SufferingVm]:
+    """Return the victims in the last report of each of these incidents, each with its own first suspect."""
+    by_number = {incident.id: incident for incident in open_ones}
+    found: dict[tuple[int, str], fleet_pb2.SufferingVm] = {}  # several reports may have the same time
+    for number, trigger in _last_reports(connection, list(by_number)):
+        incident = by_number[number]
+        known = {vm.vm: vm for vm in incident.victims}
+        suspects: dict[str, fleet_pb2.IncidentVm | agent_pb2.TriggerSuspect] = {vm.vm: vm for vm in incident.suspects}
+        suspects.update((vm.vm, vm) for vm in trigger.suspects)
+        for v in trigger.victims:
+            suspect, before = suspects.get(v.suspect), known.get(v.vm)
+            found[number, v.vm] = fleet_pb2.SufferingVm(
+                vm=v.vm, name=v.name, job=v.job, project=before.project if before else "", host=incident.host,
+                incident=number, since_unix_ns=before.first_unix_ns if before else incident.first_unix_ns,
+                slow_down=_slow_down(v), suspect=v.suspect, suspect_name=suspect.name if suspect else "",
+                suspect_job=suspect.job if suspect else "",
+            )  # fmt: skip
+    return list(found.values())
+
+
+def _slow_down(victim: agent_pb2.TriggerVictim) -> agent_pb2.Degradation | None:
+    return victim.slow_down if victim.HasField("slow_down") else None
+
+
+def _last_reports(connection: sa.Connection, numbers: Sequence[int]) -> Iterator[tuple[int, agent_pb2.Trigger]]:
+    """Yield the last report of each of these incidents; several, if they have the same time."""
     i, r = tables.incidents.c, tables.reports.c
     last = sa.select(r.incident, r.payload).join(tables.incidents, (i.id == r.incident) & (i.last_unix_ns == r.unix_ns))
-    found: dict[int, list[fleet_pb2.IncidentVm]] = defaultdict(list)
     for number, payload in connection.execute(last.where(r.incident.in_(numbers))) if numbers else ():
-        for v in agent_pb2.Trigger.FromString(payload).victims:
-            slow_down = v.slow_down if v.HasField("slow_down") else None
-            found[number].append(
-                fleet_pb2.IncidentVm(vm=v.vm, name=v.name, job=v.job, peak=v.n_cpi, slow_down=slow_down)
-            )
-    return found
+        yield number, agent_pb2.Trigger.FromString(payload)

@@ -15,13 +15,13 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from central.incidents import changes, grouping, people, silences, tables
-from central.incidents.messages import incident_messages, victims_now
+from central.incidents.messages import incident_messages, suffering
 from central.incidents.tables import METADATA
 from central.incidents.totals import count_open, open_counts, read_totals, whole_sum
 from whitepanda.common.errors import UnavailableError
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 _SHOWN_REPORTS = 100
 _MANY = 2000
 _MAX_INT64 = 2**63 - 1
@@ -204,7 +204,7 @@ class IncidentStore:
 
     find = _reads(_find)
     open_now = _reads(_open_now)
-    victims_now = _reads(victims_now)
+    suffering = _reads(suffering)
     get = _reads(_get)
     names = _reads(_names)
     count_open = _reads(count_open)

@@ -61,6 +61,7 @@ incident_vms = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("job", sa.Text, nullable=False),
     sa.Column("project", sa.Text, nullable=False),  # "" if not known
+    sa.Column("first_unix_ns", sa.BigInteger, nullable=False),  # of the first report that names it
     sa.Column("peak", sa.Double),  # a victim's nCPI, a suspect's score; null: there never was one
     sa.Column("reports", sa.BigInteger, nullable=False),
     sa.Column("first_reports", sa.BigInteger, nullable=False),  # of a suspect: those that name it first

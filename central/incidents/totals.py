@@ -58,7 +58,9 @@ def whole_sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
 def read_totals(
     connection: sa.Connection, since_unix_ns: int, open_since_unix_ns: int, top: int, project: str = ""
 ) -> fleet_pb2.Overview:
-    """Count the incidents whose last report is at `since_unix_ns` or later; nothing else of the overview is filled in.
+    """Count the incidents whose last report is at `since_unix_ns` or later, and the VMs that suffer now.
+
+    Nothing else of the overview is filled in. A project's VMs that suffer are not counted.
 
     All open incidents (`tables.is_open`) count as open, even if `since_unix_ns` is later. `top`: rows of each list.
     `project`: only incidents with a VM of it.
@@ -90,7 +92,9 @@ def read_totals(
         .order_by(in_all.desc(), v.job)
         .limit(top)
     )
+    suffering = sa.select(whole_sum(i.victims_now)).where(is_open(open_since_unix_ns))
     return fleet_pb2.Overview(
+        suffering_in_all=0 if project else connection.scalar(suffering) or 0,
         incidents=incidents_in_all,
         open_incidents=count_open(connection, open_since_unix_ns, project),
         contended_hosts=contended_hosts,

@@ -271,6 +271,35 @@ def test_a_project_has_the_same_silences_audit_and_vms(cluster, tmp_path):
     assert found[0] == found[1] == (["WEB-1", "v1"], ["WEB-1", "v1", "shop"], actions, True, {"v1": "B"})
 
 
+def test_vms_that_suffer_and_facts_are_found_alike(cluster, tmp_path):
+    rows = []
+    for at in range(1, 10):
+        facts = agent_pb2.VmFacts(
+            unix_ns=at * S, vm=f"vm-{at}", name=f"n{at}", job=f"Mail-{at % 3}", project="Post", gone=at > 6
+        )
+        rows.append(FactRow(f"Host-{at % 2}", facts.vm, facts.unix_ns, facts.SerializeToString()))
+    found = []
+    for store in [IncidentStore(cluster.url, tmp_path), IncidentStore("", tmp_path)]:
+        facts = FactStore(store)
+        facts.take(rows)
+        take(store, row(1), row(2, NOW + GAP // 2, victim="db"), row(3, host="h3"))
+        vms = store.suffering(store.open_now(NOW, limit=9))
+        found.append(
+            [
+                sorted((vm.host, vm.name, vm.since_unix_ns - NOW) for vm in vms),
+                store.totals(0, NOW, top=9).suffering_in_all,
+                *([vm.vm for vm in facts.find(text, 9)] for text in ("mail", "host-1", "post", "n3", "vm-")),
+                *(facts.find_groups(text, 9, project) for text in ("mail", "post", "0") for project in ("", "post")),
+            ]
+        )
+        while store.prune(NOW + DAY):
+            pass
+        store.close()
+    assert found[0] == found[1]
+    assert found[0][:2] == [[("h1", "db-1", GAP // 2), ("h3", "web-1", 0)], 2]
+    assert ("job", "Mail-2") in found[0][-6] and len(found[0][2]) == 6
+
+
 def test_a_server_that_goes_and_comes_back(cluster, tmp_path):
     store = IncidentStore(cluster.url, tmp_path)
     store.take([row(1)], gap_ns=GAP, oldest_unix_ns=0)

@@ -85,9 +85,10 @@ def report(central, host, ago_s, number, **changes):
     reported = agent_pb2.Trigger(unix_ns=at, slot_ns=60 * S, mn_cpi=nan, mn_cpi_threshold=nan, found_by=[1])
     unknown = {"cpi": nan, "n_cpi": nan, "threshold_cpi": nan}
     reported.victims.add(
-        vm="v", name="web-1", job="web", slow_down=agent_pb2.Degradation(ratio=1.52, low=1.31, high=1.78), **unknown
-    )
-    reported.victims.add(vm="w", name="db-1", job="db", **unknown)
+        vm="v", name="web-1", job="web", slow_down=agent_pb2.Degradation(ratio=1.52, low=1.31, high=1.78), suspect="s",
+        **unknown,
+    )  # fmt: skip
+    reported.victims.add(vm="w", name="db-1", job="db", **unknown)  # nobody is suspected of it
     reported.suspects.add(vm="s", name="scan-1", job="scan", coefficient=nan, score=nan, inflicts=True)
     if changes.get("ended"):
         reported = agent_pb2.Trigger(unix_ns=at, ended=True)
@@ -105,6 +106,7 @@ async def test_the_overview_says_who_suffers_by_how_much_and_from_whom(tmp_path,
         rows = await seen.page.locator("#now-scroll tbody tr").all_inner_texts()
         assert len(rows) == 4
         assert re.match(r"web-1\s+1\.52x \[1\.31, 1\.78\]\s+\d+ s ago\s+scan-1 of job scan\s+\w+", rows[0])
+        assert re.match(r"db-1\s+\S\s*not known\s+\d+ s ago\s+nobody\s+\w+", rows[2])
         await seen.open("#/incident/1")
         said = await seen.page.inner_text(".verdict")
         assert said == (

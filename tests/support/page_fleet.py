@@ -169,6 +169,8 @@ class PageCentral:
                     **known, coefficient=coefficient, cpu_usage_cores=usage, score=coefficient * usage
                 )
         if reported.suspects:
+            for victim in reported.victims:
+                victim.suspect = reported.suspects[0].vm
             reported.recommendations.extend(map(recommendation_message, recommend(_situation(reported))))
             if host == 0:  # what a shell would read as something else
                 words = ["virsh", "schedinfo", f"{reported.suspects[0].name}'s", "--live", "vcpu_quota=65000"]

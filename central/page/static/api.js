@@ -26,6 +26,22 @@ export function send(path, body) {
   return answered(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 }
 
+const MOST_PAGES = 100;
+const PAGE_SIZE = 1000;
+
+/** Every row of a list that comes in pages, for a file; `isCut` in it if there were too many. */
+export async function everyRow(path, parameters, list) {
+  const rows = [];
+  let token = "";
+  for (let page = 0; page < MOST_PAGES; page += 1) {
+    const answer = await ask(path, { ...parameters, page_size: PAGE_SIZE, page_token: token });
+    rows.push(...answer[list]);
+    token = answer.next_page_token;
+    if (!token) return rows;
+  }
+  return Object.assign(rows, { isCut: true });
+}
+
 /** What `asking` gives, or null where central knows nothing of what was asked for. */
 export async function unlessUnknown(asking) {
   try {

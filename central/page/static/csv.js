@@ -1,5 +1,6 @@
 // A table's rows as a file of comma-separated values, made in the browser.
 import { h } from "./dom.js";
+import { count } from "./format.js";
 
 // A spreadsheet takes what begins so for a formula, and names are others' words.
 const FORMULA = /^[=+\-@\t\r]/;
@@ -19,16 +20,17 @@ export function csv(columns, rows) {
     .map((fields) => `${fields.join(",")}\r\n`).join("");
 }
 
-/** A button that saves what `all` returns, a promise of every row. */
+/** A button that saves what `all` returns, a promise of every row; with `isCut` of the first ones, which the button says. */
 export function csvButton(id, caption, columns, all) {
   const save = async (event) => {
     const button = event.currentTarget;
     button.disabled = true;
     try {
-      const address = URL.createObjectURL(new Blob([csv(columns, await all())], { type: "text/csv" }));
+      const rows = await all();
+      const address = URL.createObjectURL(new Blob([csv(columns, rows)], { type: "text/csv" }));
       h("a", { href: address, download: `whitepanda-${id}.csv` }).click();
       setTimeout(() => URL.revokeObjectURL(address), 60_000);
-      button.textContent = "CSV";
+      button.textContent = rows.isCut ? `CSV: only the first ${count(rows.length)} rows` : "CSV";
     } catch (error) {
       button.textContent = `CSV: ${error.message}`;
     } finally {

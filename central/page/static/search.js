@@ -18,12 +18,12 @@ const LINKS = {
   vm: (hit) => narrowed(`#/vm/${encodeURIComponent(hit.vm)}`),
   host: (hit) => narrowed(`#/host/${encodeURIComponent(hit.name)}`),
   job: (hit) => narrowed(`#/job/${encodeURIComponent(hit.name)}`),
-  project: (hit) => `#/vms?${new URLSearchParams({ project: hit.name })}`,
+  project: (hit) => `#/${hit.gone ? "incidents" : "vms"}?${new URLSearchParams({ project: hit.name })}`, // only VMs that run are listed
 };
 const everything = () => narrowed(`#/vms?${new URLSearchParams({ text: input.value.trim() })}`);
 
 function about(hit) {
-  if (hit.kind !== "vm") return hit.kind;
+  if (hit.kind !== "vm") return hit.gone ? `${hit.kind}, its VMs are gone` : hit.kind;
   return [hit.gone ? "VM, gone" : "VM", hit.job && `of job ${hit.job}`, hit.host && `${hit.gone ? "last " : ""}on ${hit.host}`].filter(Boolean).join(" ");
 }
 

@@ -37,21 +37,22 @@ function sorted(rows, column, descending) {
  *   numeric, isLeast: a narrow page goes without it}; the first one heads the row.
  * @param {Array} rows in the order in which they come where nobody sorts.
  * @param {string} empty what is said without rows.
- * @param {object} remote where central sorts: {order, descending, sort: (order, descending) => {}, all: async () => every
- *   row}; columns have an `order` then, or cannot be sorted.
+ * @param {object} remote where `rows` are a page: {all: async () => every row, for a file}; where central sorts also
+ *   {order, descending, sort: (order, descending) => {}}: columns have an `order` then, or cannot be sorted.
  * @param {number} most rows that are shown unless somebody wants all.
  */
 export function table(id, caption, columns, rows, empty, remote = null, most = SHOWN) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
   const state = states.get(id) ?? { column: -1, descending: false, filter: "", all: false };
   states.set(id, state);
+  const isSorted = Boolean(remote?.sort); // by central
   const body = h("tbody");
   const kind = (column) => [column.numeric && "number", column.isLeast && "least"].filter(Boolean).join(" ") || null;
   const note = h("p", { class: "quiet", id: `${id}-note`, "aria-live": "polite" });
   const headers = columns.map((column, k) => {
-    if (remote && !column.order) return h("th", { scope: "col", class: kind(column), title: column.hint }, h("span", null, column.label));
+    if (isSorted && !column.order) return h("th", { scope: "col", class: kind(column), title: column.hint }, h("span", null, column.label));
     const sort = () => {
-      if (remote) {
+      if (isSorted) {
         remote.sort(column.order, remote.order === column.order ? !remote.descending : Boolean(column.numeric));
         return;
       }
@@ -71,7 +72,7 @@ export function table(id, caption, columns, rows, empty, remote = null, most = S
     const inOrder = state.column < 0 ? matching : sorted(matching, columns[state.column], state.descending);
     const shown = state.all ? inOrder : inOrder.slice(0, most);
     headers.forEach((header, k) => {
-      if (remote ? columns[k].order === remote.order : k === state.column) header.setAttribute("aria-sort", (remote ?? state).descending ? "descending" : "ascending");
+      if (isSorted ? columns[k].order === remote.order : k === state.column) header.setAttribute("aria-sort", (isSorted ? remote : state).descending ? "descending" : "ascending");
       else header.removeAttribute("aria-sort");
     });
     body.replaceChildren(...shown.map((row) =>
@@ -96,7 +97,7 @@ export function table(id, caption, columns, rows, empty, remote = null, most = S
     oninput: (event) => { state.filter = event.target.value; fill(); },
   });
   return h("div", { class: "table" },
-    rows.length >= FILTERED_FROM && !remote && h("div", { class: "filter" }, filter),
+    rows.length >= FILTERED_FROM && !isSorted && h("div", { class: "filter" }, filter),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Table: ${caption}`, id: `${id}-scroll` },
       h("table", null, h("caption", null, caption), h("thead", null, h("tr", null, headers)), body)),
     h("div", { class: "below" }, note, csvButton(id, caption, columns, remote?.all ?? (async () => rows))));

@@ -1,6 +1,6 @@
 // What several views say alike: links, states of hosts, incidents as rows.
 import { h, readable } from "./dom.js";
-import { count, counted, duration, isKnown, plain, slowDown, time } from "./format.js";
+import { bytes, count, counted, duration, isKnown, plain, short, slowDown, time } from "./format.js";
 
 /** The project that the link in the address bar narrows the page to; "" for all. */
 export const project = () => new URLSearchParams(location.hash.split("?")[1]).get("project") ?? "";
@@ -50,6 +50,29 @@ export function hostStates(host) {
   return h("span", null, state(first), held.map((words) => [" ", state(words.startsWith("over") ? "failed" : "late", words)]));
 }
 
+const MOST_DEVICES = 8;
+
+/** Devices in words, alike ones together: 2 x 32.0 MiB. */
+function devices(words) {
+  const counts = new Map();
+  for (const each of words) counts.set(each, (counts.get(each) ?? 0) + 1);
+  const shown = [...counts].slice(0, MOST_DEVICES).map(([each, times]) => (times > 1 ? `${times} x ${each}` : each));
+  return [...shown, counts.size > MOST_DEVICES && `${counts.size - MOST_DEVICES} more`].filter(Boolean).join(", ");
+}
+
+/** What a host is made of, by its facts, as rows of `facts`. */
+export function hardware(known) {
+  if (!known) return [];
+  const disk = (each) => `${each.name} ${bytes(each.size_bytes)}${each.rotational ? " (rotates)" : ""}`;
+  return [
+    ["Size", [known.cpus && counted(known.cpus, "CPU"), known.memory_bytes && bytes(known.memory_bytes)].filter(Boolean).join(", ")],
+    ["LLC domains", devices(known.caches.map((each) => `${bytes(each.size_bytes)} of ${counted(each.cpus, "CPU")}`))],
+    ["Network cards", devices(known.network_cards.map((each) => `${each.name} ${isKnown(each.bits_per_s) ? `${short(each.bits_per_s)}bit/s` : "without a link"}`))],
+    ["Disks", devices(known.disks.map(disk))],
+    ["Manager", known.manager],
+  ];
+}
+
 const SUFFERS = ["victim", "affected"];
 
 /** What a host found of a VM: victim 1.42x [1.30, 1.58]; of one that suffers no more: steady; was 1.42x [1.30, 1.58] at worst. */
@@ -63,9 +86,9 @@ const ANALYSES = { host: "the host's own analysis", fleet: "the fleet's statisti
 /** Which analyses found a victim: by the host's own analysis and by the fleet's statistics. */
 export const foundBy = (analyses) => (analyses ?? []).map((each) => `by ${ANALYSES[each] ?? each}`).join(" and ");
 
-/** Who is suspected first, with the job. */
+/** Who is suspected first, with the job if it is known. */
 export const suspect = (vm, parameters) =>
-  (vm ? h("span", null, vmLink(vm, parameters), " of job ", jobLink(vm.job)) : h("span", { class: "none" }, "nobody"));
+  (vm ? h("span", null, vmLink(vm, parameters), vm.job && [" of job ", jobLink(vm.job)]) : h("span", { class: "none" }, "nobody"));
 
 /** The slowest victim: of an open incident now, else of all of it at its worst. */
 export const slowest = (i) => (i.open ? i.slowest_now : i.victims[0]) ?? {};

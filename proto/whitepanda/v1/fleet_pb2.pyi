@@ -420,7 +420,7 @@ class Incident(_message.Message):
     def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., peak_threshold: _Optional[float] = ..., victims: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ..., open: _Optional[bool] = ..., found_by: _Optional[_Iterable[_Union[_agent_pb2.Analysis, str]]] = ..., suspect: _Optional[_Union[IncidentVm, _Mapping]] = ..., victims_now: _Optional[int] = ..., slowest_now: _Optional[_Union[IncidentVm, _Mapping]] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_unix_ns: _Optional[int] = ..., acknowledgement: _Optional[str] = ..., silenced_by: _Optional[int] = ...) -> None: ...
 
 class IncidentVm(_message.Message):
-    __slots__ = ("vm", "name", "job", "peak", "reports", "slow_down", "first_reports", "project")
+    __slots__ = ("vm", "name", "job", "peak", "reports", "slow_down", "first_reports", "project", "first_unix_ns")
     VM_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -429,6 +429,7 @@ class IncidentVm(_message.Message):
     SLOW_DOWN_FIELD_NUMBER: _ClassVar[int]
     FIRST_REPORTS_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     vm: str
     name: str
     job: str
@@ -437,7 +438,8 @@ class IncidentVm(_message.Message):
     slow_down: _agent_pb2.Degradation
     first_reports: int
     project: str
-    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., peak: _Optional[float] = ..., reports: _Optional[int] = ..., slow_down: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ..., first_reports: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
+    first_unix_ns: int
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., peak: _Optional[float] = ..., reports: _Optional[int] = ..., slow_down: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ..., first_reports: _Optional[int] = ..., project: _Optional[str] = ..., first_unix_ns: _Optional[int] = ...) -> None: ...
 
 class ListIncidentsResponse(_message.Message):
     __slots__ = ("incidents", "next_page_token")
@@ -902,7 +904,7 @@ class GetOverviewRequest(_message.Message):
     def __init__(self, since_unix_ns: _Optional[int] = ..., top: _Optional[int] = ..., project: _Optional[str] = ...) -> None: ...
 
 class Overview(_message.Message):
-    __slots__ = ("since_unix_ns", "hosts", "connected_hosts", "late_hosts", "gone_hosts", "is_counted", "vms", "jobs", "open_incidents", "incidents", "contended", "contended_hosts", "open", "antagonists", "last_incidents_error")
+    __slots__ = ("since_unix_ns", "hosts", "connected_hosts", "late_hosts", "gone_hosts", "is_counted", "vms", "jobs", "open_incidents", "incidents", "contended", "contended_hosts", "open", "antagonists", "last_incidents_error", "suffering", "suffering_in_all")
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_HOSTS_FIELD_NUMBER: _ClassVar[int]
@@ -918,6 +920,8 @@ class Overview(_message.Message):
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ANTAGONISTS_FIELD_NUMBER: _ClassVar[int]
     LAST_INCIDENTS_ERROR_FIELD_NUMBER: _ClassVar[int]
+    SUFFERING_FIELD_NUMBER: _ClassVar[int]
+    SUFFERING_IN_ALL_FIELD_NUMBER: _ClassVar[int]
     since_unix_ns: int
     hosts: int
     connected_hosts: int
@@ -933,7 +937,35 @@ class Overview(_message.Message):
     open: _containers.RepeatedCompositeFieldContainer[Incident]
     antagonists: _containers.RepeatedCompositeFieldContainer[Antagonist]
     last_incidents_error: str
-    def __init__(self, since_unix_ns: _Optional[int] = ..., hosts: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., late_hosts: _Optional[int] = ..., gone_hosts: _Optional[int] = ..., is_counted: _Optional[bool] = ..., vms: _Optional[int] = ..., jobs: _Optional[int] = ..., open_incidents: _Optional[int] = ..., incidents: _Optional[int] = ..., contended: _Optional[_Iterable[_Union[HostContention, _Mapping]]] = ..., contended_hosts: _Optional[int] = ..., open: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., antagonists: _Optional[_Iterable[_Union[Antagonist, _Mapping]]] = ..., last_incidents_error: _Optional[str] = ...) -> None: ...
+    suffering: _containers.RepeatedCompositeFieldContainer[SufferingVm]
+    suffering_in_all: int
+    def __init__(self, since_unix_ns: _Optional[int] = ..., hosts: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., late_hosts: _Optional[int] = ..., gone_hosts: _Optional[int] = ..., is_counted: _Optional[bool] = ..., vms: _Optional[int] = ..., jobs: _Optional[int] = ..., open_incidents: _Optional[int] = ..., incidents: _Optional[int] = ..., contended: _Optional[_Iterable[_Union[HostContention, _Mapping]]] = ..., contended_hosts: _Optional[int] = ..., open: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., antagonists: _Optional[_Iterable[_Union[Antagonist, _Mapping]]] = ..., last_incidents_error: _Optional[str] = ..., suffering: _Optional[_Iterable[_Union[SufferingVm, _Mapping]]] = ..., suffering_in_all: _Optional[int] = ...) -> None: ...
+
+class SufferingVm(_message.Message):
+    __slots__ = ("vm", "name", "job", "project", "host", "incident", "since_unix_ns", "slow_down", "suspect", "suspect_name", "suspect_job")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_DOWN_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_NAME_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_JOB_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    name: str
+    job: str
+    project: str
+    host: str
+    incident: int
+    since_unix_ns: int
+    slow_down: _agent_pb2.Degradation
+    suspect: str
+    suspect_name: str
+    suspect_job: str
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., project: _Optional[str] = ..., host: _Optional[str] = ..., incident: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., slow_down: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ..., suspect: _Optional[str] = ..., suspect_name: _Optional[str] = ..., suspect_job: _Optional[str] = ...) -> None: ...
 
 class HostContention(_message.Message):
     __slots__ = ("host", "incidents", "open_incidents", "reports", "peak_mn_cpi", "last_unix_ns")

@@ -1,4 +1,5 @@
 // Who acknowledged, noted and silenced what.
+import { everyRow } from "../api.js";
 import { h } from "../dom.js";
 import { exact } from "../format.js";
 import { table } from "../table.js";
@@ -20,7 +21,7 @@ const COLUMNS = [
 
 export function draw(page, { parameters }) {
   return [
-    table("audit", "The last first", COLUMNS, page.entries, "Nobody has acknowledged, noted or silenced anything yet."),
+    table("audit", "The last first", COLUMNS, page.entries, "Nobody has acknowledged, noted or silenced anything yet.", { all: () => everyRow("v1/audit", {}, "entries") }),
     h("p", null, parameters.page && [link("/audit", "Newest"), " "], page.next_page_token && link("/audit", "Older", { page: page.next_page_token })),
   ];
 }

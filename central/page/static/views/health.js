@@ -55,6 +55,7 @@ function expiry(unixNs) {
 export function draw({ status: s, health: d }) {
   const rejected = [
     ...s.rejected.map((each) => ({ ...each, what: "windows" })),
+    ...s.rejected_values.map((each) => ({ ...each, what: "values, taken as not known" })),
     ...s.rejected_batches.map((each) => ({ ...each, what: "batches" })),
     ...s.rejected_events.map((each) => ({ ...each, what: "events" })),
     ...s.refused_streams.map((each) => ({ ...each, what: "streams, since central's start" })),

@@ -2,14 +2,14 @@
 import { askBaseline, relative, usual } from "../baseline.js";
 import { charts, COLOURS, timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
-import { bytes, count, counted, duration, isKnown, nanoseconds, none, number, plain, time } from "../format.js";
+import { count, counted, duration, isKnown, nanoseconds, none, number, plain, time } from "../format.js";
 import { unlessUnknown } from "../api.js";
 import { chosen, metric, withEnds, withInterval } from "../metrics.js";
 import { inOneLine } from "../remedy.js";
 import { askSeries, metricBoxes, POINTS, total } from "../series.js";
 import { change, inLastDay, lastDay, span, spanForm } from "../span.js";
 import { table } from "../table.js";
-import { found, hostStates, INCIDENT_COLUMNS, jobLink, link, verdict, vmLink } from "../words.js";
+import { found, hardware, hostStates, INCIDENT_COLUMNS, jobLink, link, verdict, vmLink } from "../words.js";
 
 const MOST_LINES = COLOURS; // each VM has one of its own
 const LINES = MOST_LINES / 2; // where nobody chose
@@ -178,7 +178,7 @@ export function draw(data, route) {
     s ? facts([
       ["State", hostStates(s)],
       ["Platform", s.platform],
-      ["Size", known && [known.cpus && counted(known.cpus, "CPU"), known.memory_bytes && bytes(known.memory_bytes), known.caches.length > 0 && counted(known.caches.length, "LLC domain")].filter(Boolean).join(", ")],
+      ...hardware(known),
       ["Labels", known && Object.entries(known.labels ?? {}).map(([label, value]) => `${label}=${value}`).join(", ")],
       ["Agent", s.agent_version],
       ["Last seen", time(s.last_seen_unix_ns)],

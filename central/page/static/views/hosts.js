@@ -1,4 +1,5 @@
 // Every host that ever connected.
+import { everyRow } from "../api.js";
 import { h } from "../dom.js";
 import { count, time } from "../format.js";
 import { table } from "../table.js";
@@ -14,7 +15,7 @@ export async function load(ask, { parameters }) {
   return { page, contended: overview.contended };
 }
 
-export function draw({ page, contended }) {
+export function draw({ page, contended }, { parameters }) {
   const slots = new Map(contended.map((each) => [each.host, each.reports]));
   const columns = [
     { label: "Host", value: (x) => x.host, cell: (x) => hostLink(x.host) },
@@ -28,7 +29,7 @@ export function draw({ page, contended }) {
     { label: "Last seen", value: (x) => x.last_seen_unix_ns, cell: (x) => time(x.last_seen_unix_ns), numeric: true, isTime: true },
   ];
   return [
-    table("hosts", "Hosts by name", columns, page.hosts, "No host has connected yet."),
+    table("hosts", "Hosts by name", columns, page.hosts, "No host has connected yet.", { all: () => everyRow("v1/hosts", { project: parameters.project }, "hosts") }),
     page.next_page_token && h("p", null, link("/hosts", "Next 1,000 hosts", { page: page.next_page_token })),
   ];
 }

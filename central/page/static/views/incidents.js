@@ -1,4 +1,5 @@
 // When VMs of a host suffered, the last that began first.
+import { everyRow } from "../api.js";
 import { field, form, h } from "../dom.js";
 import { table } from "../table.js";
 import { INCIDENT_COLUMNS, link } from "../words.js";
@@ -18,7 +19,8 @@ export function draw(page, route) {
   const filtered = FILTERS.some(([name]) => route.parameters[name]);
   return [
     filters(route),
-    table("incidents", "The last that began first", INCIDENT_COLUMNS, page.incidents, filtered ? "No incident is like that." : "No host has reported contention yet."),
+    table("incidents", "The last that began first", INCIDENT_COLUMNS, page.incidents, filtered ? "No incident is like that." : "No host has reported contention yet.",
+      { all: () => everyRow("v1/incidents", wanted(route.parameters), "incidents") }),
     h("p", null,
       route.parameters.page && [link("/incidents", "Newest", wanted(route.parameters)), " "],
       page.next_page_token && link("/incidents", "Older", { ...wanted(route.parameters), page: page.next_page_token })),

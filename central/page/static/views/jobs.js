@@ -1,4 +1,5 @@
 // Jobs by name: their CPI on each platform, and their coefficients.
+import { everyRow } from "../api.js";
 import { field, form, h } from "../dom.js";
 import { count, interval, number } from "../format.js";
 import { table } from "../table.js";
@@ -26,7 +27,7 @@ async function allCoefficients(ask) {
   return found;
 }
 
-export function draw({ statistics, coefficients }) {
+export function draw({ statistics, coefficients }, { parameters }) {
   const known = new Map(coefficients.map((each) => [each.job, each]));
   const columns = [
     { label: "Job", value: (s) => s.job, cell: (s) => jobLink(s.job) },
@@ -48,7 +49,8 @@ export function draw({ statistics, coefficients }) {
   return [
     go,
     table("jobs", statistics.version ? `Jobs of version ${statistics.version}, by name` : "Jobs", columns, statistics.statistics,
-      "No version of statistics has been built yet: the first comes when the lake has slots to build it from."),
+      "No version of statistics has been built yet: the first comes when the lake has slots to build it from.",
+      { all: () => everyRow("v1/job-statistics", { project: parameters.project }, "statistics") }),
     statistics.next_page_token && h("p", null, link("/jobs", "Next 1,000 rows", { page: statistics.next_page_token })),
   ];
 }

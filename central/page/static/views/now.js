@@ -1,6 +1,6 @@
 // Who suffers now, from whom, and what to do; then the fleet: a heat map of hosts, who was in contention, who hurt others.
-import { h, section } from "../dom.js";
-import { count, counted, interval, plain, time, isKnown, slowDown } from "../format.js";
+import { h, readable, section } from "../dom.js";
+import { count, counted, interval, isKnown, plain, slowDown, time } from "../format.js";
 import { inOneLine } from "../remedy.js";
 import { table } from "../table.js";
 import { hostLink, hostState, jobLink, link, project, state, suspect, vmLink } from "../words.js";
@@ -9,46 +9,59 @@ export const title = () => "Who suffers now";
 /** Whether it is to be asked again soon: central counts VMs the first time. */
 export const isUnfinished = ({ overview: o }) => !o.is_counted && o.hosts > 0;
 
-const ASKED = 12; // incidents whose victims now, and remedy, are asked for: the worst ones
+const ASKED = 12; // incidents whose remedy is asked for: the worst ones
+const MOST = 1000; // rows of each list, and cells of the heat map
 const SHOWN = 8; // VMs, so that the heat map is not far
 const ROWS = 20; // of the lists of the last day
 
 export async function load(ask, { parameters }) {
   const [overview, hosts] = await Promise.all([
-    ask("v1/overview", { top: 1000, project: parameters.project }), // every host with VMs that suffer
-    ask("v1/hosts", { page_size: 1000, project: parameters.project }),
+    ask("v1/overview", { top: MOST, project: parameters.project }), // every host with VMs that suffer
+    ask("v1/hosts", { page_size: MOST, project: parameters.project }),
   ]);
   const open = overview.open;
   const asked = await Promise.all(open.slice(0, ASKED).map((i) => ask(`v1/incidents/${i.id}`).catch((error) => {
     if (error.status === 404) return null; // it became part of an earlier one
     throw error;
   })));
-  return { overview, open, details: asked, hosts: hosts.hosts.map(({ host, connected, last_seen_unix_ns: seen, importer }) => ({ host, importer, state: hostState(connected, seen) })), hasMore: Boolean(hosts.next_page_token) };
+  return { overview, open, details: asked, hosts: await mapped(ask, hosts, open) };
+}
+
+const stateOf = ({ host, connected, last_seen_unix_ns: seen }) => ({ host, state: hostState(connected, seen) });
+
+/** The hosts of the heat map. Where not all fit, those with open incidents come first, the slowest first, then the others by name. */
+async function mapped(ask, page, open) {
+  const listed = page.hosts.filter((each) => !each.importer).map(stateOf);
+  const known = new Map(listed.map((each) => [each.host, each]));
+  const suffering = [...new Set(open.map((i) => i.host))];
+  const others = suffering.filter((host) => !known.has(host));
+  if (!page.next_page_token) return [...listed, ...others.map((host) => ({ host, state: "" }))]; // of another replica, perhaps
+  const silent = others.length ? (await ask("v1/data-health", { top: MOST })).silent : [];
+  const states = new Map(silent.map((each) => [each.host, stateOf(each).state]));
+  const first = suffering.map((host) => known.get(host) ?? { host, state: states.get(host) ?? "connected" });
+  const isFirst = new Set(suffering);
+  return [...first, ...listed.filter((each) => !isFirst.has(each.host))].slice(0, MOST);
 }
 
 /** A row per VM that suffers: who, how much, since when, because of whom, where, and the remedy. */
-export function suffering(open, details) {
-  const rows = open.flatMap((i, k) => {
-    const known = details[k];
-    const now = (known?.reports.at(-1)?.victims ?? []).filter((vm) => vm.vm);
-    const victims = now.length ? now : [i.slowest_now ?? i.victims[0] ?? { vm: "", name: "not known" }];
-    const remedy = known?.incident.recommendations.find((each) => each.action !== "nothing");
-    return victims.map((vm) => ({ ...vm, incident: i, more: now.length ? 0 : i.victims_now - 1, remedy: remedy ? inOneLine(remedy) : "" }));
-  });
-  const rank = (row) => (isQuiet(row.incident) ? -10 : 0) + (row.slow_down?.ratio ?? 0);
-  return rows.filter((row) => !project() || !row.incident.victims.some((vm) => vm.project) || row.incident.victims.some((vm) => vm.vm === row.vm && vm.project === project()))
-    .sort((a, b) => rank(b) - rank(a));
+export function suffering({ suffering: vms, open }, details) {
+  const incidents = new Map(open.map((i) => [i.id, i]));
+  const remedies = new Map(details.map((each, k) => {
+    const remedy = each?.incident.recommendations.find((one) => one.action !== "nothing");
+    return [open[k].id, remedy ? inOneLine(remedy) : ""];
+  }));
+  return vms.map((vm) => ({ ...vm, incident: incidents.get(vm.incident), remedy: remedies.get(vm.incident) ?? "" }));
 }
 
 const isQuiet = (i) => Boolean(i.silenced_by || i.acknowledged_by);
 const quieted = (i) => (i.silenced_by ? "silenced" : i.acknowledged_by ? `taken by ${i.acknowledged_by}` : "open");
 
 const SUFFER = [
-  { label: "VM", value: (r) => r.name || r.vm, cell: (r) => h("span", null, r.vm ? vmLink(r) : r.name, r.more > 0 && ` +${r.more}`) },
+  { label: "VM", value: (r) => r.name || r.vm, cell: (r) => vmLink(r) },
   { label: "Slow-down", value: (r) => r.slow_down?.ratio, cell: (r) => slowDown(r.slow_down), numeric: true, hint: "now, times undisturbed, with its interval" },
-  { label: "Since", value: (r) => r.incident.first_unix_ns, cell: (r) => time(r.incident.first_unix_ns), numeric: true, isTime: true },
-  { label: "Because of", value: (r) => r.incident.suspect?.name ?? "", cell: (r) => suspect(r.incident.suspect), hint: "the first suspect, and its job" },
-  { label: "On", value: (r) => r.incident.host, cell: (r) => hostLink(r.incident.host) },
+  { label: "Since", value: (r) => r.since_unix_ns, cell: (r) => time(r.since_unix_ns), numeric: true, isTime: true, hint: "when its host first reported it in this incident" },
+  { label: "Because of", value: (r) => r.suspect_name || r.suspect, cell: (r) => suspect(r.suspect && { vm: r.suspect, name: r.suspect_name, job: r.suspect_job }), hint: "its own first suspect, and its job" },
+  { label: "On", value: (r) => r.host, cell: (r) => hostLink(r.host) },
   { label: "What to do", value: (r) => r.remedy, cell: (r) => h("span", null, r.remedy && [r.remedy, " · "], link(`/incident/${r.incident.id}`, r.remedy ? `how (#${r.incident.id})` : `see #${r.incident.id}`)) },
   { label: "State", value: (r) => quieted(r.incident), cell: (r) => state(isQuiet(r.incident) ? "quieted" : "open", quieted(r.incident)) },
 ];
@@ -92,14 +105,15 @@ function heat(incident, contention) {
 
 const HEAT = ["no contention", "contention within 24 h", "a VM suffers", "1.2x or more", "1.5x or more"];
 
-function heatMap({ overview: o, open, hosts, hasMore }) {
+function heatMap({ overview: o, open, hosts }) {
   const suffers = new Map(open.map((i) => [i.host, i]));
   const contended = new Map(o.contended.map((each) => [each.host, each]));
-  const cells = hosts.filter((each) => !each.importer).map(({ host, state: word }) => {
+  const left = Math.max(0, o.hosts - hosts.length);
+  const cells = hosts.map(({ host, state: word }) => {
     const incident = suffers.get(host);
     const level = heat(incident, contended.get(host));
     const ratio = incident?.slowest_now?.slow_down?.ratio;
-    const said = `${host}: ${incident ? `${counted(incident.victims_now, "VM suffers", "VMs suffer")}${isKnown(ratio) ? `, ${plain(ratio)}x` : ""}` : HEAT[level]}${word === "connected" ? "" : `, ${word}`}`;
+    const said = readable(`${host}: ${incident ? `${counted(incident.victims_now, "VM suffers", "VMs suffer")}${isKnown(ratio) ? `, ${plain(ratio)}x` : ""}` : HEAT[level]}${["", "connected"].includes(word) ? "" : `, ${word}`}`);
     const cell = hostLink(host);
     cell.className = `cell heat-${level} ${word}`;
     cell.title = said;
@@ -110,7 +124,8 @@ function heatMap({ overview: o, open, hosts, hasMore }) {
   });
   return section("Hosts", h("ul", { class: `heat${cells.length > 60 ? " many" : ""}`, "aria-label": "Heat map of hosts" }, cells),
     h("p", { class: "legend quiet" }, HEAT.map((words, level) => h("span", null, h("span", { class: `cell heat-${level}`, "aria-hidden": "true" }, level > 1 ? "!" : ""), words)),
-      h("span", null, h("span", { class: "cell gone", "aria-hidden": "true" }), "late or gone"), hasMore && "The first 1,000 hosts by name."));
+      h("span", null, h("span", { class: "cell gone", "aria-hidden": "true" }), "late or gone")),
+    left > 0 && h("p", { class: "quiet", id: "heat-left" }, `${counted(left, "host is", "hosts are")} not shown: those whose VMs suffer come first, then the others by name. `, link("/hosts", "All hosts"), "."));
 }
 
 export function draw(found) {
@@ -120,7 +135,8 @@ export function draw(found) {
     return [h("p", { class: "empty" }, "No host has connected yet. Set ", h("code", null, "uplink.address"), " in the agents' configuration; ",
       h("code", null, "make demo"), " shows simulated ones.")];
   }
-  const rows = suffering(open, details);
+  const rows = suffering(o, details);
+  const left = o.suffering_in_all - rows.length;
   const tiles = h("ul", { class: "tiles" },
     tile(one(o.connected_hosts, "host connected", "hosts connected"), count(o.connected_hosts), link("/hosts", "").hash),
     tile("late or gone", count(o.late_hosts + o.gone_hosts), link("/health", "").hash, o.late_hosts + o.gone_hosts ? "warn" : null),
@@ -129,11 +145,12 @@ export function draw(found) {
     tile(one(o.open_incidents, "open incident"), count(o.open_incidents), link("/incidents", "").hash, o.open_incidents ? "bad" : null),
     tile(one(o.incidents, "incident, 24 h", "incidents, 24 h"), count(o.incidents), link("/incidents", "").hash));
   const contended = o.contended.slice(0, ROWS);
-  const sufferers = table("now", `VMs that suffer, the slowest first${open.length > ASKED ? `; of ${open.length - ASKED} hosts the slowest one only` : ""}`,
+  const sufferers = table("now", `VMs that suffer, the slowest first${left > 0 ? `: ${count(rows.length)} of ${count(o.suffering_in_all)}` : ""}`,
     SUFFER, rows, unknown(o) ? "No contention on the hosts that report." : "No contention now.", null, SHOWN);
   sufferers.classList.add("cards");
   return [
     sufferers,
+    (left > 0 || o.open_incidents > open.length) && h("p", { class: "quiet", id: "now-left" }, left > 0 ? counted(left, "more VM suffers", "more VMs suffer") : "More VMs suffer", ": ", link("/vms", "the list of VMs has all", { behaviour: "victim" }), "."),
     unknown(o) && h("p", { class: "problem" }, unknown(o)),
     heatMap(found),
     section("Fleet", tiles),

@@ -1,4 +1,5 @@
 // Silences: what is kept quiet, until when, why, by whom; a new one; ending one.
+import { everyRow } from "../api.js";
 import { h, section } from "../dom.js";
 import { exact, time } from "../format.js";
 import { endSilence, silenceForm } from "../people.js";
@@ -26,7 +27,7 @@ const COLUMNS = [
 
 export function draw(page, { parameters }) {
   return [
-    table("silences", "The last one made first", COLUMNS, page.silences, "Nothing is silenced."),
+    table("silences", "The last one made first", COLUMNS, page.silences, "Nothing is silenced.", { all: () => everyRow("v1/silences", {}, "silences") }),
     h("p", null, parameters.page && [link("/silences", "Newest"), " "], page.next_page_token && link("/silences", "Older", { page: page.next_page_token })),
     section("New silence", h("p", { class: "quiet" }, "An incident that all of it matches reaches no webhook and raises no alert; here and in the API it stays, marked."),
       silenceForm({ host: parameters.host, vm: parameters.vm, job: parameters.job })),

@@ -44,9 +44,12 @@ const VERSIONS = [
   { label: "vCPUs", value: (v) => v.facts.vcpus, numeric: true },
   { label: "Quota, cores", value: (v) => v.facts.cpu_quota_cores, cell: (v) => (isKnown(v.facts.cpu_quota_cores) ? number(v.facts.cpu_quota_cores) : ""), numeric: true },
   { label: "Memory", value: (v) => v.facts.memory_bytes, cell: (v) => (v.facts.memory_bytes ? bytes(v.facts.memory_bytes) : ""), numeric: true },
+  { label: "NUMA nodes", value: (v) => (v.facts.numa_nodes ?? []).join(", "), hint: "where a tenth of its memory or more is" },
   { label: "Flavor", value: (v) => v.facts.flavor },
   { label: "Image", value: (v) => v.facts.image },
   { label: "Project", value: (v) => v.facts.project },
+  { label: "Owner", value: (v) => v.facts.owner },
+  { label: "Manager", value: (v) => v.facts.manager },
 ];
 
 const path = (what) => `/vm/${encodeURIComponent(what)}`;

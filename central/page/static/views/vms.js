@@ -1,5 +1,5 @@
 // The VMs that run: filtered, sorted and cut into pages by central.
-import { ask } from "../api.js";
+import { everyRow } from "../api.js";
 import { field, form, h } from "../dom.js";
 import { count, number, slowDown, time } from "../format.js";
 import { change } from "../span.js";
@@ -9,7 +9,6 @@ import { hostLink, incidentLink, jobLink, link, state, vmLink } from "../words.j
 const FILTERS = [["text", "Name, UUID, job, host or project has"], ["project", "Project"], ["job", "Job"], ["host", "Host"]];
 const KINDS = [["", "all"], ["victim", "suffer now"], ["inflicting", "make others suffer"], ["steady", "neither"]];
 const SIZE = 100;
-const MOST = 1000;
 
 export const title = () => "VMs";
 export const LABELS = Object.fromEntries(FILTERS);
@@ -39,18 +38,6 @@ const COLUMNS = [
   { label: "Last window", order: "last", value: (vm) => vm.last_unix_ns, cell: (vm) => time(vm.last_unix_ns), numeric: true, isTime: true },
 ];
 
-/** Every VM that matches, page by page, for a file. */
-async function all(parameters) {
-  const rows = [];
-  let token = "";
-  do {
-    const page = await ask("v1/vms", { ...wanted(parameters), page_size: MOST, page_token: token });
-    rows.push(...page.vms);
-    token = page.next_page_token;
-  } while (token);
-  return rows;
-}
-
 export function draw(page, route) {
   const { parameters } = route;
   const isFiltered = [...FILTERS.map(([name]) => name), "behaviour"].some((name) => parameters[name]);
@@ -59,7 +46,7 @@ export function draw(page, route) {
     order,
     descending: parameters.order ? parameters.descending === "true" : true,
     sort: (by, descending) => change({ order: by, descending: descending ? "true" : "", page: "" }),
-    all: () => all(parameters),
+    all: () => everyRow("v1/vms", wanted(parameters), "vms"),
   };
   return [
     filters(route),

@@ -130,6 +130,13 @@ async def test_the_fleet_at_a_glance(fleet, local):
     assert (worst["slowest_now"]["name"], worst["slowest_now"]["slow_down"]["low"]) == ("web-1", 1.25)
     assert (worst["suspect"]["name"], worst["suspect_job"]) == ("scan-1", "scan")
     assert (worst["found_by"], worst["victims_now"], worst["open"]) == (["fleet"], 1, True)
+    assert [(vm["host"], vm["name"], vm["since_unix_ns"], vm["incident"]) for vm in found["suffering"]] == [
+        ("h1", "web-1", NOW - 5 * MINUTE, worst["id"]),
+        ("h2", "web-1", NOW - 3 * MINUTE, found["open"][1]["id"]),
+    ]
+    assert found["suffering_in_all"] == 2
+    _, cut = await get(local, "/v1/overview?top=1")
+    assert ([vm["host"] for vm in cut["suffering"]], cut["suffering_in_all"]) == (["h1"], 2)
     _, later = await get(local, f"/v1/overview?since_unix_ns={NOW - MINUTE}")
     assert (later["incidents"], later["open_incidents"], len(later["open"])) == (0, 2, 2)
     _, listed = await get(local, "/v1/incidents?open_only=true&page_size=1")

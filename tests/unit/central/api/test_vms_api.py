@@ -123,6 +123,44 @@ async def test_a_search_finds_vms_that_are_gone(central):
     assert await hits(central, "mail-9") == [("vm", "mail-9", True)]
 
 
+async def test_gone_vms_are_found_by_job_project_and_host_after_all_names(central):
+    old = central.now - 7200 * S
+    told = [("g1", "old-a", "Mailer", "Post", "lost-9"), ("g2", "mailer-of-web", "web", "", "node0001")]
+    rows = []
+    for vm, name, job, project, host in told:
+        for gone in (False, True):
+            facts = agent_pb2.VmFacts(unix_ns=old + gone, vm=vm, name=name, job=job, project=project, gone=gone)
+            rows.append(FactRow(host, vm, facts.unix_ns, facts.SerializeToString()))
+    central.fleet.facts.take(rows)
+    assert await hits(central, "mailer") == [
+        ("job", "Mailer", True), ("vm", "mailer-of-web", True), ("vm", "old-a", True),
+    ]  # fmt: skip
+    assert await hits(central, "POST") == [("project", "Post", True), ("vm", "old-a", True)]
+    assert await hits(central, "lost") == [("vm", "old-a", True)]
+    assert await hits(central, "mailer", project="post") == [("job", "Mailer", True), ("vm", "old-a", True)]
+    # A job with VMs that run is no gone one; the page of one whose VMs are all gone is there.
+    assert [hit for hit in await hits(central, "web") if hit[0] == "job"] == [("job", "web", False)]
+    found = await central.fleet.answer("GetJob", fleet_pb2.GetJobRequest(job="Mailer"))
+    assert (found.vms, len(found.hosts)) == (0, 0)
+    with pytest.raises(ApiError, match="nothing is known of job 'mail'"):
+        await central.fleet.answer("GetJob", fleet_pb2.GetJobRequest(job="mail"))
+
+
+async def test_a_projects_victims_alone_and_quiet_ones_last(central):
+    central.report_contention(range(2, 3))
+    everybody = await central.fleet.answer("GetOverview", fleet_pb2.GetOverviewRequest())
+    slow = [vm.slow_down.ratio for vm in everybody.suffering]
+    assert (len(slow), slow) == (6, sorted(slow, reverse=True))
+    assert everybody.suffering[0].host == "node0003"
+    assert {vm.suspect_name for vm in everybody.suffering} == {"batch-scan-3", "batch-scan-15"}
+    request = fleet_pb2.AcknowledgeIncidentRequest(id=everybody.suffering[0].incident, reason="mine", operator="kim")
+    await central.fleet.answer("AcknowledgeIncident", request)
+    again = await central.fleet.answer("GetOverview", fleet_pb2.GetOverviewRequest())
+    assert [vm.host for vm in again.suffering] == ["node0001"] * 3 + ["node0003"] * 3
+    shop = await central.fleet.answer("GetOverview", fleet_pb2.GetOverviewRequest(project="shop"))
+    assert ([vm.name for vm in shop.suffering], shop.suffering_in_all) == (["web-0"], 1)
+
+
 async def test_an_empty_search_is_refused(central):
     with pytest.raises(ApiError, match="text is missing") as refused:
         await hits(central, "  ")

@@ -90,7 +90,7 @@ def test_a_vm_is_found_by_its_name_however_many_have_it_as_project(store):
     store.take([vm_row(100, vm=f"vm-{number}", name=f"n{number}", project="shop-1") for number in range(30)])
     store.take([vm_row(50)])
     assert store.named("SHOP-1", 20) == [VM]
-    assert [one.vm for one in store.find("shop", 20)] == [VM]
+    assert [one.vm for one in store.find("shop", 1)] == [VM]
     assert store.find("shop", 20, project="other") == []
     assert len(store.find("n1", 20, project="Shop-1")) == 11
 
@@ -124,6 +124,29 @@ def test_find_has_gone_ones_and_the_nearest_first(store):
     assert store.find("shop-1", 1)[0].until_unix_ns == 2 * S
     assert [one.name for one in store.find("0%", 10)] == ["100%"]
     assert store.find("%%%", 10) == []
+
+
+def test_find_has_jobs_projects_and_hosts_below_all_names(store):
+    about = {"a": ("x", "mail", ""), "b": ("y", "web", "Mail"), "c": ("z", "web", ""), "d": ("my-mail", "web", "")}
+    store.take(
+        [
+            vm_row(at, vm=vm, name=name, job=job, project=project, host="MAIL-9" if vm == "c" else "node1")
+            for at, (vm, (name, job, project)) in enumerate(about.items(), 1)
+        ]
+    )
+    assert [one.vm for one in store.find("mail", 10)] == ["d", "c", "b", "a"], "then the newest"
+    assert [one.vm for one in store.find("mail", 10, project="mail")] == ["b"]
+    assert store.find("mail-%", 10) == []
+
+
+def test_jobs_and_projects_are_found_though_their_vms_are_gone(store):
+    store.take([vm_row(at, vm=f"v{at}", job=f"Mail-{at % 3}", project="Post", gone=at > 6) for at in range(1, 10)])
+    assert store.find_groups("MAIL", 10) == [("job", "Mail-0"), ("job", "Mail-1"), ("job", "Mail-2")]
+    assert store.find_groups("mail", 2) == [("job", "Mail-0"), ("job", "Mail-1")]
+    assert store.find_groups("mail-2", 1) == [("job", "Mail-2")]
+    assert store.find_groups("post", 10) == [("project", "Post")]
+    assert store.find_groups("mail", 10, project="other") == []
+    assert store.find_groups("%", 10) == []
 
 
 def test_a_hosts_facts(store):

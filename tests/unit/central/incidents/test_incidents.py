@@ -784,3 +784,32 @@ def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, a
     answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse()
     incidents_cli.list_("h:1", **FILES, open_only=True)
     assert capsys.readouterr().out == "no open incidents\n"
+
+
+def test_each_victim_of_now_has_its_own_begin_and_its_own_suspect(store):
+    """In any order of arrival; a suspect that the last report does not name any more has its name of before."""
+    first, last = trigger(NOW), trigger(NOW + 600 * S, suspect="dedup")
+    last.victims[0].suspect = "uuid-scan"
+    last.victims.add(vm="uuid-db", name="db-1", job="db", slow_down=slower(1.5, 1.25, 1.75), suspect="uuid-dedup")
+    last.victims.add(vm="uuid-lone", name="lone-1", job="lone")
+    take(store, reported(2, last), reported(1, first))
+    (incident,) = open_ones = store.open_now(NOW, limit=10)
+    found = {vm.name: vm for vm in store.suffering(open_ones)}
+    begun = {name: vm.since_unix_ns for name, vm in found.items()}
+    assert begun == {"web-1": NOW, "db-1": NOW + 600 * S, "lone-1": NOW + 600 * S}
+    because = {name: (vm.suspect, vm.suspect_name, vm.suspect_job) for name, vm in found.items()}
+    assert because == {
+        "web-1": ("uuid-scan", "scan-1", "scan"),
+        "db-1": ("uuid-dedup", "dedup-1", "dedup"),
+        "lone-1": ("", "", ""),
+    }
+    assert {(vm.incident, vm.host) for vm in found.values()} == {(incident.id, "h1")}
+    assert found["db-1"].slow_down.ratio == 1.5 and not found["lone-1"].HasField("slow_down")
+    assert store.suffering([]) == []
+
+
+def test_incidents_that_become_one_keep_when_each_vm_was_first_named(store):
+    take(store, row(1, NOW), row(3, NOW + 2 * GAP, victim="db"))
+    take(store, row(2, NOW + GAP, victim="db"))
+    (whole,) = listed(store)
+    assert {vm.name: vm.first_unix_ns for vm in whole.victims} == {"web-1": NOW, "db-1": NOW + GAP}
