@@ -309,7 +309,7 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(_PARTS))
     parser.add_argument("--hosts", type=int, default=10_000)
     parser.add_argument("--vms", type=int, default=50)
-    parser.add_argument("--values", type=int, default=25, help="of a window, 2 to 36")
+    parser.add_argument("--values", type=int, default=25, help="of a window, 2 to 39")
     parser.add_argument("--scale", type=float, default=1.0, help="of the measurements' lengths")
     parser.add_argument("--minutes", type=int, default=10, help="of the paced part")
     arguments = parser.parse_args()
