@@ -243,7 +243,7 @@ def main() -> None:
         warm = measured(f"{what}, warm", beside[what])
         bar(f"{what}, warm: p99", warm, limit_ms, "ms", at_most=True)
         naive = [partial(plain, options.folder, kind, name, until) for name in names[:_NAIVE]]
-        print(f"  {measured(f'{what}, plain SQL over all windows', naive) / warm:.0f} times as fast as that")
+        print(f"  {measured(f'{what}, plain SQL over all windows', naive) / warm:.1f} times as fast as that")
     if options.beside_ingest:
         beside_ingest(options, beside, limits_ms)
     history.close()
