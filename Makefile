@@ -63,9 +63,10 @@ protos: setup-dev
 deb:
 	@/usr/bin/python3 tools/build_debs.py $(ARGS)
 
-## make bench       the hot paths, with ratios
-bench: setup-dev
+## make bench       the hot paths and their bars; the last one builds a lake of up to 180 GB (ARGS: its options, e.g. --days 2)
+bench: setup-dev setup-lab
 	@$(PY) -m bench.agent_cost.tick && $(PY) -m bench.ingest.study && $(PY) -m bench.agent_cost.proc_cost && $(PY) -m bench.agent_cost.analysis && $(PY) -m bench.agent_cost.history
+	@$(PY) -m bench.ingest.value_bytes && $(PY) -m bench.central_cost.page && $(PY) -m bench.history.study --beside-ingest $(ARGS)
 
 ## make bench-host  what watching 43 real VMs costs, beside collectd (root, the lab's packages, collectd-core, libyajl2)
 bench-host: setup-dev setup-lab

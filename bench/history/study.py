@@ -1,22 +1,25 @@
 """History of a fleet: how long three questions take, cold and warm, beside plain SQL over all files of windows.
 
-    python -m bench.history.study [--hosts 1000] [--vms 30] [--days 2] [--window-s 10] [--folder build/history-lake]
+    python -m bench.history.study [--hosts 1000] [--vms 30] [--days 7] [--window-s 10] [--folder build/history-lake]
+                                  [--beside-ingest]
 
 It builds a lake once, in the folder, as central would: windows are rolled up to slots; the last hour's lie in segments
 of a minute, and of these the last 10 minutes' are not rolled up yet. A day has the same layout however many
-days there are; 7 days of 1,000 hosts with 30 VMs take about 160 GB, 2 days 45 GB. A lake of the same options is used
+days there are; 7 days of 1,000 hosts with 30 VMs take up to 180 GB, 2 days 50 GB. A lake of the same options is used
 again. Then each question is asked --times times with other names, through the code that answers the fleet API:
-cold (a new database that knows no file's footer) and warm. What the bars ask for is 1,000 hosts of 30 VMs.
+cold (a new database that knows no file's footer) and warm. The bars are for the default options:
 
     one VM, 5 metrics, 24 h: p99 under 150 ms; a host's 30 VMs, one metric, 24 h: 300 ms; the top 20 over 1 h: 1 s
 
-With --loop-s the questions go on for so long, to be run beside `bench.ingest.study --parts paced`.
+With --beside-ingest the questions are asked again while a central takes the same fleet's windows at their pace
+(bench/history/beside_ingest.py), and central's times to the acknowledgement are compared with and without them.
 """
 
 import argparse
 import itertools
 import json
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +32,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bench.history.beside_ingest import beside_ingest
+from bench.ingest.study import bar
 from central.history.queries import METRICS, Scope
 from central.history.reader import FleetHistory
 from central.lake.duckdb_connection import bounded, connect
@@ -46,8 +51,15 @@ _PIECE_ROWS = 50_000  # as central's rolls
 _COLD = 20  # questions
 _NAIVE = 3
 _UNROLLED_NS = 600 * S_NS  # at most two `build.roll_up_interval_s`
+_WINDOW_BYTES = 100  # of the lake, and a little more
+_BARS_ASK = {"hosts": 1000, "vms": 30, "days": 7, "window_s": 10}
 Ask = Callable[[FleetHistory, str], object]
-_BARS_S = {"vm": 0.150, "host": 0.300, "top": 1.0}
+#: What is asked, and its p99 at most, in milliseconds.
+_BARS = {
+    "vm": ("one VM, 5 metrics, 24 h", 150.0),
+    "host": ("a host's VMs, one metric, 24 h", 300.0),
+    "top": ("the fleet's top 20, 1 h", 1000.0),
+}
 
 
 class Fleet:
@@ -128,58 +140,65 @@ def build(lake: Lake, fleet: Fleet, since: int, until: int) -> None:
     print(f"\rbuilt: windows {took['windows']:.0f} s, slots {took['slots']:.0f} s", flush=True)
 
 
-def measured(name: str, questions: Sequence[Callable[[], object]], bar_s: float) -> float:
-    """Ask each once; print and return p99 in seconds."""
+def refuse_what_does_not_fit(shape: dict[str, int], folder: Path) -> None:
+    """Exit where the disk has no room for the lake, also if what lies in the folder goes."""
+    windows = shape["hosts"] * shape["vms"] * shape["days"] * 86_400 // shape["window_s"]
+    old = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    needed, free = windows * _WINDOW_BYTES / 1e9, (shutil.disk_usage(folder).free + old) / 1e9
+    if needed > free:
+        sys.exit(
+            f"the lake needs about {needed:,.0f} GB; {folder} has {free:,.0f} GB free: "
+            "give another --folder, or fewer --days"
+        )
+
+
+def measured(name: str, questions: Sequence[Callable[[], object]]) -> float:
+    """Ask each once; print the times and return p99 in milliseconds."""
     times = []
     for question in questions:
         began = time.perf_counter()
         question()
         times.append(time.perf_counter() - began)
-    p50, p99 = np.quantile(times, [0.5, 0.99])
-    print(
-        f"{name:44} p50 {p50 * 1e3:7.0f} ms  p99 {p99 * 1e3:7.0f} ms  ratio to the bar {p99 / bar_s:5.2f}", flush=True
-    )
+    p50, p99 = np.quantile(times, [0.5, 0.99]) * 1e3
+    print(f"{name}: p50 {p50:.0f} ms, p99 {p99:.0f} ms of {len(times)} questions", flush=True)
     return float(p99)
 
 
-def main() -> None:
-    """Build the lake if need be, and ask."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("hosts", 1000), ("vms", 30), ("days", 2), ("window-s", 10), ("times", 200), ("loop-s", 0)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--folder", type=Path, default=_FOLDER)
-    options = parser.parse_args()
-    shape = {name: getattr(options, name) for name in ("hosts", "vms", "days", "window_s")}
-    fleet = Fleet(options.hosts, options.vms, options.window_s)
-    since = int(datetime(2026, 11, 1, tzinfo=UTC).timestamp()) * S_NS
-    until = since + options.days * DAY_NS
+def the_lake(options: argparse.Namespace, fleet: Fleet, since: int, until: int) -> Lake:
+    """Return the lake of these options: the one that is in the folder, or a new one."""
+    shape = {name: getattr(options, name) for name in _BARS_ASK}
+    if shape != _BARS_ASK:
+        print(f"not the fleet of the bars ({_BARS_ASK}): a pass or a miss is no evidence")
     lake, stamp = Lake(options.folder), options.folder / "shape.txt"
     if not stamp.exists() or json.loads(stamp.read_text()) != shape:
-        shutil.rmtree(options.folder, ignore_errors=True)
-        options.folder.mkdir(parents=True)
+        options.folder.mkdir(parents=True, exist_ok=True)
+        refuse_what_does_not_fit(shape, options.folder)
+        shutil.rmtree(options.folder)
+        options.folder.mkdir()
         build(lake, fleet, since, until)
         stamp.write_text(json.dumps(shape))
     size = {
         part: sum(f.stat().st_size for f in (options.folder / part).rglob("*.parquet")) for part in ("samples", "slots")
     }
     print(f"{options.folder}: windows {size['samples'] / 1e9:.2f} GB, slots {size['slots'] / 1e9:.2f} GB")
-    times = SegmentTimes(lake)
+    return lake
+
+
+def questions(fleet: Fleet, until: int, times: int) -> Iterator[tuple[str, Ask, list[str]]]:
+    """Yield each kind of question, and so many names to ask it for."""
     picked = np.random.default_rng(2)
-    metrics = METRICS[:5]
-    vms = [fleet.vms[k] for k in picked.integers(0, len(fleet.vms), options.times)]
-    hosts = [fleet.hosts[k] for k in picked.integers(0, len(fleet.hosts), options.times)]
 
     def vm(history: FleetHistory, name: str) -> object:
         steps = history.steps(until - DAY_NS, until, 300)
-        found = history.series(Scope(vms=(name,)), metrics, steps, limit=1)
+        found = history.series(Scope(vms=(name,)), METRICS[:5], steps, limit=1)
         [lines] = found.vms
-        assert lines.values[metrics[0]]["count"].sum() * fleet.window_ns == DAY_NS
+        assert lines.values[METRICS[0]]["count"].sum() * fleet.window_ns == DAY_NS
         return found
 
     def host(history: FleetHistory, name: str) -> object:
         steps = history.steps(until - DAY_NS, until, 300)
-        found = history.series(Scope(hosts=(name,)), metrics[:1], steps, limit=options.vms)
-        assert len(found.vms) == options.vms
+        found = history.series(Scope(hosts=(name,)), METRICS[:1], steps, limit=fleet.per_host)
+        assert len(found.vms) == fleet.per_host
         return found
 
     def top(history: FleetHistory, metric: str) -> object:
@@ -187,12 +206,24 @@ def main() -> None:
         assert len(found.vms) == min(20, len(fleet.vms))
         return found
 
-    asks = (
-        ("vm", vm, vms),
-        ("host", host, hosts),
-        ("top", top, list(itertools.islice(itertools.cycle(METRICS), options.times))),
-    )
-    history = FleetHistory(lake, times, SLOT_NS)
+    yield "vm", vm, [fleet.vms[k] for k in picked.integers(0, len(fleet.vms), times)]
+    yield "host", host, [fleet.hosts[k] for k in picked.integers(0, len(fleet.hosts), times)]
+    yield "top", top, list(itertools.islice(itertools.cycle(METRICS), times))
+
+
+def main() -> None:
+    """Build the lake if need be, and ask."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (*_BARS_ASK.items(), ("times", 200), ("phase_s", 60)):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--folder", type=Path, default=_FOLDER)
+    parser.add_argument("--beside-ingest", action="store_true")
+    options = parser.parse_args()
+    fleet = Fleet(options.hosts, options.vms, options.window_s)
+    since = int(datetime(2026, 11, 1, tzinfo=UTC).timestamp()) * S_NS
+    until = since + options.days * DAY_NS
+    lake = the_lake(options, fleet, since, until)
+    history = FleetHistory(lake, SegmentTimes(lake), SLOT_NS)
 
     def cold(ask: Ask, name: str) -> object:
         new = FleetHistory(lake, SegmentTimes(lake), SLOT_NS)
@@ -201,21 +232,24 @@ def main() -> None:
         finally:
             new.close()
 
-    for kind, ask, names in asks:
-        measured(f"{kind}, cold", [partial(cold, ask, name) for name in names[:_COLD]], _BARS_S[kind])
+    beside, limits_ms = {}, {}
+    for kind, ask, names in questions(fleet, until, options.times):
+        what, limit_ms = _BARS[kind]
+        found = measured(f"{what}, cold", [partial(cold, ask, name) for name in names[:_COLD]])
+        bar(f"{what}, cold: p99", found, limit_ms, "ms", at_most=True)
         ask(history, names[0])
-        warm = measured(f"{kind}, warm", [partial(ask, history, name) for name in names], _BARS_S[kind])
-        naive = [partial(plain, options.folder, kind, name, metrics, until) for name in names[:_NAIVE]]
-        print(
-            f"{kind}: {measured(f'{kind}, plain SQL over all windows', naive, _BARS_S[kind]) / warm:.0f} times as fast"
-        )
-    end = time.monotonic() + options.loop_s
-    while time.monotonic() < end:
-        for kind, ask, names in asks:
-            measured(f"{kind}, again", [partial(ask, history, name) for name in names[:20]], _BARS_S[kind])
+        beside[what] = [partial(ask, history, name) for name in names]
+        limits_ms[what] = limit_ms
+        warm = measured(f"{what}, warm", beside[what])
+        bar(f"{what}, warm: p99", warm, limit_ms, "ms", at_most=True)
+        naive = [partial(plain, options.folder, kind, name, until) for name in names[:_NAIVE]]
+        print(f"  {measured(f'{what}, plain SQL over all windows', naive) / warm:.1f} times as fast as that")
+    if options.beside_ingest:
+        beside_ingest(options, beside, limits_ms)
+    history.close()
 
 
-def plain(folder: Path, kind: str, name: str, metrics: tuple[str, ...], until: int) -> object:
+def plain(folder: Path, kind: str, name: str, until: int) -> object:
     """Ask DuckDB for the same over all files."""
     with connect(threads=2) as connection:
         rows = f"read_parquet('{folder}/samples/*/*.parquet')"
@@ -225,7 +259,7 @@ def plain(folder: Path, kind: str, name: str, metrics: tuple[str, ...], until: i
                 "GROUP BY vm ORDER BY value DESC LIMIT 20"
             )
         else:
-            values = ", ".join(f"avg({m}), min({m}), max({m}), count({m})" for m in metrics[: 5 if kind == "vm" else 1])
+            values = ", ".join(f"avg({m}), min({m}), max({m}), count({m})" for m in METRICS[: 5 if kind == "vm" else 1])
             key = "vm" if kind == "vm" else "machine"
             query = (
                 f"SELECT vm, start_unix_ns // {SLOT_NS} AS step, {values} FROM {rows} "  # noqa: S608 - names of this file

@@ -284,24 +284,38 @@ class Bench:
         )
 
 
+def allow_files(hosts: int) -> None:
+    """Raise this process's limit of open files to what so many connections need; exit if it may not."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard < hosts + _SPARE_FILES:
+        sys.exit(f"ulimit -Hn is {hard}; {hosts} hosts need {hosts + _SPARE_FILES}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Make a folder on the checkout's disk, as /tmp may be memory; it is removed at SIGTERM too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    _FOLDER.mkdir(exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="whitepanda-bench-", dir=_FOLDER) as folder:
+            yield Path(folder).resolve()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default=",".join(_PARTS))
     parser.add_argument("--hosts", type=int, default=10_000)
     parser.add_argument("--vms", type=int, default=50)
-    parser.add_argument("--values", type=int, default=25, help="of a window, 2 to 36")
+    parser.add_argument("--values", type=int, default=25, help="of a window, 2 to 39")
     parser.add_argument("--scale", type=float, default=1.0, help="of the measurements' lengths")
     parser.add_argument("--minutes", type=int, default=10, help="of the paced part")
     arguments = parser.parse_args()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard < arguments.hosts + _SPARE_FILES:
-        sys.exit(f"ulimit -Hn is {hard}; {arguments.hosts} hosts need {arguments.hosts + _SPARE_FILES}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # On the checkout's disk, as /tmp may be memory; SIGTERM too leaves nothing there.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-    _FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="whitepanda-bench-", dir=_FOLDER) as folder:
-        bench = Bench(Path(folder).resolve(), arguments)
+    allow_files(arguments.hosts)
+    with scratch() as folder:
+        bench = Bench(folder, arguments)
         try:
             for part in arguments.parts.split(","):
                 print(part, flush=True)

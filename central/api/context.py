@@ -102,9 +102,9 @@ class IncidentHistory:
 
     def silences_in_force(self) -> list[fleet_pb2.Silence]:
         """Return the silences that are in force, or will be; none while the history does not answer. Blocks."""
-        now, bounds = self.clock_unix_ns(), {"limit": MAX_IN_FORCE, "before_id": MAX_TIME_UNIX_NS}
+        now, before = self.clock_unix_ns(), MAX_TIME_UNIX_NS
         try:
-            return self.store.list_silences(now_unix_ns=now, current_only=True, **bounds)
+            return self.store.list_silences(now_unix_ns=now, current_only=True, limit=MAX_IN_FORCE, before_id=before)
         except StoreError:
             return []
 

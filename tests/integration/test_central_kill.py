@@ -130,8 +130,10 @@ async def _rolled(central: CentralProcess, *, reserve_bytes: int = 0) -> collect
         numbers = [start - 1_790_000_000 * 10**9 for start in table["start_unix_ns"].to_pylist()]
         found.update(zip(table["host"].to_pylist(), numbers, strict=True))
     assert stats.accepted_rows == stats.rolled_rows == sum(found.values())
-    # A reader that is not ours finds the same windows; it takes a batch from one file only.
-    assert windows_by_polars(central.lake_dir, 1_790_000_000 * 10**9).keys() == found.keys()
+    # A reader that is not ours finds the same windows, and as often unless some are doubled: it takes a batch once.
+    others = windows_by_polars(central.lake_dir, 1_790_000_000 * 10**9)
+    assert others.keys() == found.keys()
+    assert others == found or max(found.values()) > 1
     return found
 
 

@@ -90,6 +90,9 @@ WINDOW_COLUMNS = (
     WindowColumn(34, "slow_down_low_ratio", "ratio", 1e6, "own", "its interval's lower end"),
     WindowColumn(35, "slow_down_high_ratio", "ratio", 1e6, "own", "its interval's upper end"),
     WindowColumn(36, "verdict", "Behaviour", 100.0, "own", "the verdict at the window's end, a number of `Behaviour`"),
+    WindowColumn(37, "pressure_memory_full_ratio", "ratio", _RATIO),
+    WindowColumn(38, "pressure_io_full_ratio", "ratio", _RATIO),
+    WindowColumn(39, "core_stall_ratio", "ratio", _RATIO, "cycles"),
 )
 #: Those that `CpiBatch.metrics` has, and all by name and by number.
 METRIC_COLUMNS = WINDOW_COLUMNS[2:]

@@ -171,7 +171,7 @@ from tests.unit.agent.agent_fakes import joined
 windows = WindowAccumulator((10**10, 10**10), 10**9, Limits())
 windows.add("u", "e", ("vm", "job", False), delta(joined(12), joined(10)))
 batch = encode(windows.flush(), spool_id="s", sequence=1)
-assert batch.metrics.values[list(batch.metrics.numbers).index(37)] == 10
+assert batch.metrics.values[list(batch.metrics.numbers).index(40)] == 10
 assert "disk_read_size_bytes" in SAMPLES.names
 
 metric = next(metric for metric in VM_METRICS if metric.name == "disk_read_size_bytes")
@@ -191,7 +191,9 @@ def test_a_metric_is_a_row_and_its_arithmetic():
     row, arithmetic, test, window = (textwrap.indent(block.rstrip(), "    ") for block in BLOCKS[5:])
     given = {
         "whitepanda.common.window_columns": changed(
-            "proto/whitepanda/common/window_columns.py", 'WindowColumn(36, "verdict"', lambda line: f"{line}\n{window},"
+            "proto/whitepanda/common/window_columns.py",
+            'WindowColumn(39, "core_stall_ratio"',
+            lambda line: f"{line}\n{window},",
         ),
         "agent.sampling.metric_table": changed(
             "agent/sampling/metric_table.py", "disk_write_ops_per_s:", lambda line: f"{line}\n{row}"

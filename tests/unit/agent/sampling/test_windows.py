@@ -237,9 +237,10 @@ def test_each_rule_sums_up_its_metric():
         events = {
             "llc_misses": EventDelta(share * 1000.0, 2.0 * S, share * 1e6),
             "total_stall_cycles": EventDelta(share * 0.1 * S, share * S, 1e6),
+            "core_stall_cycles": EventDelta(share**2 * 0.1 * S, share * S, 1e6),
             "reference_cycles": EventDelta(1.0 * S, share * S, 1e6),
         }
-        group = (S // 4 * share, S // 8, S // 8, S // 10, S // 10, S // 5 * share, 2.0, share << 30)
+        group = (S // 4 * share, S // 8, S // 8 * share, S // 10, S // 10 * share, S // 5 * share, 2.0, share << 30)
         change = change._replace(
             perf=change.perf._replace(events=events, missing={"l2_misses": Reason.NO_EVENT}),
             cgroup=CgroupDelta(S, end.mono_ns, end.unix_ns, *group),
@@ -250,8 +251,11 @@ def test_each_rule_sums_up_its_metric():
     expected = {
         "llc_mpki": 1.0,  # of the sums
         "total_stall_ratio": 0.1,
+        "core_stall_ratio": 0.25,  # of the sums
         "frequency_ratio": 2.0,  # cycles / reference cycles
         "pressure_cpu_some_ratio": 0.5,  # mean over time
+        "pressure_memory_full_ratio": 0.25,
+        "pressure_io_full_ratio": 0.2,
         "cpu_throttled_ratio": 0.4,
         "memory_charged_bytes": float(f"{3 << 30:.4g}"),  # the last
         "numa_remote_memory_ratio": 0.75,
