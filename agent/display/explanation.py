@@ -75,7 +75,7 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     found = answer.vm.cloud_white
     since = f" for {render.age(found.since_ns)}" if found.since_ns else ""
     finds = _FINDS.get(render.behaviour_word(found.behaviour), "cannot tell")
-    reason = "as above" if found.reason and found.reason == answer.vm.decision.reason else found.reason
+    reason = "same reason" if found.reason and found.reason == answer.vm.decision.reason else found.reason
     yield Text(f"the host's own analysis: {finds}{since}: {reason}")
     estimate = found.degradation
     if estimate.cannot_tell:

@@ -798,7 +798,7 @@ def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agent
         "found by the host's own analysis",
     ]
     assert "\n".join(out.splitlines()[7:17]) == (
-        "the host's own analysis: suffers for 95 s: as above\n"
+        "the host's own analysis: suffers for 95 s: same reason\n"
         "latency (p95) 1.42x [1.30, 1.58] of undisturbed, by model default: gamma-log\n"
         "baseline of 812 ticks (ready), detector noise_scaled\n"
         "workers: 2, learnt (240 samples at running vCPUs, posterior 0.999)\n"

@@ -80,7 +80,7 @@ def test_each_of_the_two_analyses_says_what_it_finds_and_the_verdict_is_one():
     said = lines((*head(answer), *found_here(answer), *arithmetic(answer)))
     assert [line for line in said if "victim" in line] == ["victim: ipc 0.61 is below 0.95"]
     assert "found by the host's own analysis" in said
-    assert "the host's own analysis: suffers for 95 s: as above" in said
+    assert "the host's own analysis: suffers for 95 s: same reason" in said
     assert "the fleet's statistics: nothing found: CPI 3.1, limit 1.9" in said
 
 

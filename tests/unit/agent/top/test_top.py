@@ -237,7 +237,7 @@ async def test_an_explanation_after_the_freeze_says_so_and_one_before_it_stands(
         later = explanation()
         later.vm.cloud_white.reason = "later"
         await top.tell(Came((frame(at=1),), later))
-        assert "the host's own analysis: suffers: as above" in top.text()
+        assert "the host's own analysis: suffers: same reason" in top.text()
         await top.press("down")
         await top.tell(Came((), explanation("scan-1", FEW[2])))
         assert "asked for after the freeze: as of then" in top.text()
