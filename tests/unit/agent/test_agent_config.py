@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agent.config import AgentConfig, JobRule, load
 from agent.daemon import Daemon
+from central.config import load as load_central
 from whitepanda.common.errors import ConfigError
 from whitepanda.v1 import agent_pb2
 
@@ -33,6 +34,17 @@ def test_minimal_file_has_the_documented_defaults(tmp_path):
     assert (config.sources.perf.mode, config.sources.simulated.mode) == ("auto", "off")
     assert config.analysis.victim_slots == 3
     assert config.jobs == ()
+
+
+def test_the_other_daemons_file_is_one_line(tmp_path):
+    path = written(tmp_path, "[central]\nlisten = 'localhost:7443'\n")
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert error.value.problems == (f"{path}: this is central's configuration; start it with `whitepanda central run`",)
+    path = written(tmp_path, MINIMAL)
+    with pytest.raises(ConfigError) as error:
+        load_central(path)
+    assert error.value.problems == (f"{path}: this is an agent's configuration; start it with `whitepanda agent run`",)
 
 
 def test_configuration_is_frozen(tmp_path):

@@ -27,6 +27,7 @@ def written(tmp_path: Path, text: str) -> Path:
     [
         ("[ingest]\nmax_message_bytes = 10", "ingest.max_message_bytes must be 65536 to 268435456 (value 10)"),
         ("[ingest]\nroll_rows = 0", "ingest.roll_rows must be 1 to 100000000 (value 0)"),
+        ("operators = ['op', '']", "central.operators[1] must be the name of a certificate (value '')"),
         ("[build]\ndays = 99999", "build.days must be 1 to 3660 (value 99999)"),
         (
             "[lake]\nslot_days = 90",
